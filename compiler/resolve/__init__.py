@@ -1,0 +1,159 @@
+"""Stage 3: the checked spec -> the plan, held against the rules between fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+from ..diagnostics import Diagnostics
+from ..plan import (
+    Batch,
+    ConnectionPolicy,
+    EnvRef,
+    Journal,
+    Lanes,
+    Lineage,
+    Plan,
+    SchemaSensing,
+    Storage,
+)
+from ..spec import Checked, Items, Section
+from .columns import resolve_columns
+from .commit import resolve_commit
+from .processors import fuse, resolve_processors
+from .routing import Origin
+from .sinks import SinkResolver, destination
+from .sources import CONNECTORS, resolve_source
+
+
+def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
+    before = len(diagnostics.found)
+    metadata, spec = document.section("metadata"), document.section("spec")
+    source_type = spec.section("source").string("type")
+    name, tenant = metadata.string("name"), metadata.string("tenant")
+    origin = Origin(name, tenant, CONNECTORS[source_type], source_type)
+    source = resolve_source(spec.section("source"), diagnostics)
+    journal = _journal(spec.section("journal"))
+    steps = resolve_processors(spec.sections("processors"), source, journal.enabled, diagnostics)
+    sinks = SinkResolver(steps, origin, diagnostics).resolve(spec.sections("sinks"))
+    lanes = _lanes(spec.section("sharding"))
+    plan = Plan(
+        name=name,
+        tenant=tenant,
+        labels=metadata.pairs("labels"),
+        annotations=metadata.pairs("annotations"),
+        source=source,
+        passes=fuse(steps),
+        sinks=sinks,
+        batch=_batch(spec.section("batch")),
+        commit=resolve_commit(spec.section("commit_policy"), sinks, spec, diagnostics),
+        sink_batch_deadline_secs=spec.opt_integer("sink_batch_deadline_secs"),
+        lanes=lanes,
+        journal=journal,
+        schema_sensing=_sensing(spec.section("schema_sensing")),
+        storage=_storage(spec.section("storage"), diagnostics),
+        connection_policy=_connection_policy(spec),
+        columns=resolve_columns(source, steps, sinks, lanes.key),
+        env=(),
+        lineage=tuple(
+            Lineage(
+                sink.id,
+                source.tables or ("*",),
+                tuple(step.id for step in steps),
+                destination(sink),
+            )
+            for sink in sinks
+        ),
+    )
+    if any(d.severity == "error" for d in diagnostics.found[before:]):
+        return None
+    return _with_env(plan)
+
+
+def _with_env(plan: Plan) -> Plan:
+    names: dict[str, None] = {}
+    _collect(plan, names)
+    values = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    return Plan(**(values | {"env": tuple(names)}))
+
+
+def _collect(value: object, names: dict[str, None]) -> None:
+    if isinstance(value, EnvRef):
+        if value.default is None:
+            names[value.name] = None
+    elif isinstance(value, tuple):
+        for item in value:
+            _collect(item, names)
+    elif is_dataclass(value):
+        for f in fields(value):
+            _collect(getattr(value, f.name), names)
+
+
+def _batch(section: Section) -> Batch:
+    return Batch(
+        max_events=section.integer("max_events"),
+        max_bytes=section.integer("max_bytes"),
+        max_ms=section.integer("max_ms"),
+        respect_source_tx=section.flag("respect_source_tx"),
+        max_inflight=section.integer("max_inflight"),
+        span=section.span,
+    )
+
+
+def _journal(section: Section) -> Journal:
+    dlq = section.section("dlq")
+    return Journal(
+        enabled=section.flag("enabled"),
+        max_event_bytes=section.integer("max_event_bytes"),
+        max_entries=dlq.integer("max_entries"),
+        max_age_secs=dlq.integer("max_age_secs"),
+        overflow_policy=dlq.string("overflow_policy"),
+    )
+
+
+def _lanes(section: Section) -> Lanes:
+    return Lanes(count=section.integer("count"), key=section.opt_string("key"))
+
+
+def _storage(section: Section, diagnostics: Diagnostics) -> Storage:
+    backend = section.string("backend")
+    if backend == "postgres" and not section.given("dsn"):
+        diagnostics.error(
+            "DFC420",
+            section.at("backend"),
+            "`backend: postgres` has no `dsn`",
+            "write `dsn: ${STORAGE_DSN}`",
+        )
+    for key, owner in (("dsn", "postgres"), ("path", "sqlite")):
+        if section.given(key) and backend != owner:
+            diagnostics.error(
+                "DFC420", section.at(key), f"`{key}` has no meaning with `backend: {backend}`"
+            )
+    return Storage(backend, section.text("path"), section.opt_text("dsn"))
+
+
+def _connection_policy(spec: Section) -> ConnectionPolicy | None:
+    if not spec.given("connection_policy"):
+        return None
+    section = spec.section("connection_policy")
+    return ConnectionPolicy(
+        default_mode=section.opt_string("default_mode"),
+        preferred_replica=section.opt_text("preferred_replica"),
+        max_dedicated_per_source=section.section("limits").opt_integer("max_dedicated_per_source"),
+    )
+
+
+def _sensing(section: Section) -> SchemaSensing:
+    settings: list[tuple[str, str | int | float | bool | tuple[str, ...] | None]] = []
+
+    def walk(prefix: str, values: dict[str, Checked], at: Section) -> None:
+        for key, value in values.items():
+            if isinstance(value, Section):
+                walk(f"{prefix}{key}.", value.values, value)
+            elif isinstance(value, Items):
+                settings.append((prefix + key, at.strs(key)))
+            elif prefix + key != "enabled":
+                raw = getattr(value, "value", None)
+                settings.append((prefix + key, raw if raw is not None else at.opt_string(key)))
+
+    walk("", section.values, section)
+    return SchemaSensing(section.flag("enabled"), tuple(settings))

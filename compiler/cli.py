@@ -1,0 +1,329 @@
+"""The command line: arguments, exit codes, and the only place that reads or writes anything.
+
+Exit codes: 0 done, 1 the spec has errors (or a check found a difference), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import Spec, __version__, emit_job, plan_pipeline
+from .diagnostics import Diagnostics, quote
+from .plan import Plan, PostgresSource, spelled
+from .span import Span
+
+
+class UsageError(Exception):
+    """Something about the call, not about a spec: exit code 2."""
+
+
+class Refused(Exception):
+    """Diagnostics have been printed: exit code 1."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        return command(arguments)
+    except Refused:
+        return 1
+    except UsageError as error:
+        print(f"dfc: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `dfc compile … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    plans = _plans(arguments)
+    if not arguments.json:
+        names = ", ".join(plan.name for _, plan in plans)
+        print(f"{len(plans)} pipeline{'s' * (len(plans) != 1)} valid: {names}")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from .serialise import plan_json
+    from .show import mermaid, tree
+
+    render = plan_json if arguments.json else mermaid if arguments.mermaid else tree
+    plans = _plans(arguments, diagnostics_json=False)
+    if arguments.json and len(plans) > 1:
+        print(json.dumps([json.loads(render(p)) for _, p in plans], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(render(plan) for _, plan in plans), end="")
+    return 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    plans = _plans(arguments)
+    out = Path(arguments.output) if arguments.output else None
+    if arguments.check and out is None:
+        raise UsageError("--check compares with what is on disk: say where with -o")
+    many = len(plans) > 1 or (out is not None and out.is_dir())
+    if many and out is None:
+        raise UsageError(f"{len(plans)} pipelines need a folder to go to: -o FOLDER")
+    if many and out is not None and out.is_file():
+        raise UsageError(f"{out} is a file; {len(plans)} pipelines need a folder")
+    differing = []
+    for spec, plan in plans:
+        job = emit_job(plan, spec)
+        if out is None:
+            sys.stdout.write(job)
+            continue
+        target = out / f"{plan.name}.py" if many else out
+        if arguments.check:
+            if not target.is_file() or target.read_bytes() != job.encode():
+                differing.append(target)
+        else:
+            _write(target, job)
+    for target in differing:
+        what = "differs from what dfc would write" if target.is_file() else "is missing"
+        print(f"{target} {what}; run `dfc compile` without --check", file=sys.stderr)
+    return 1 if differing else 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    plans = _plans(arguments)
+    if len(plans) != 1:
+        raise UsageError(f"`dfc run` takes one pipeline, not {len(plans)}")
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        raise UsageError("running a job needs Spark: pip install 'dfc[run]'")
+    spec, plan = plans[0]
+    job = Path(".dfc") / f"{plan.name}.job.py"
+    _write(job, emit_job(plan, spec))
+    flags = [flag for flag in ("--once", "--dry-run", "--verbose") if _given(arguments, flag)]
+    for name in ("master", "storage"):
+        if value := getattr(arguments, name):
+            flags += [f"--{name}", value]
+    for setting in arguments.conf:
+        flags += ["--conf", setting]
+    sys.stdout.flush()
+    # The job takes this process over, so that signals and the exit code are its own.
+    os.execv(sys.executable, [sys.executable, str(job), *flags])
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from .diff import diff_plans
+
+    diagnostics = Diagnostics()
+    plans = []
+    for path in (arguments.old, arguments.new):
+        found = _read([path])
+        if len(found) != 1:
+            raise UsageError(f"{path} holds {len(found)} pipelines; `dfc diff` compares two files")
+        plans.append(plan_pipeline(found[0], diagnostics, True))
+    _report(diagnostics, False)
+    old, new = plans
+    assert old and new
+    changes = diff_plans(old, new)
+    breaking = [c for c in changes if c.breaks]
+    if arguments.json:
+        rows = [
+            {"path": c.path, "old": c.old, "new": c.new, "breaks": c.breaks or None}
+            for c in changes
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    elif not changes:
+        print("the plans are the same")
+    else:
+        for change in changes:
+            print(change.text())
+        print(f"{len(changes)} change{'s' * (len(changes) != 1)}, {len(breaking)} breaking")
+    return 1 if arguments.check and breaking else 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from importlib.resources import files
+
+    sys.stdout.write(files("dfc.schemas").joinpath("pipeline.schema.json").read_text("utf-8"))
+    return 0
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    print(f"dfc {__version__}")
+    return 0
+
+
+# --- specs -----------------------------------------------------------------------------------
+
+
+def _plans(
+    arguments: argparse.Namespace, diagnostics_json: bool | None = None
+) -> list[tuple[Spec, Plan]]:
+    """The plans of all specs of the call; all diagnostics of all of them first."""
+    diagnostics = Diagnostics()
+    plans: list[tuple[Spec, Plan]] = []
+    for spec in _read(arguments.specs):
+        plan = plan_pipeline(spec, diagnostics, arguments.allow_literal_secrets)
+        if plan:
+            plans.append((spec, plan))
+    _across(plans, diagnostics)
+    as_json = getattr(arguments, "json", False) if diagnostics_json is None else diagnostics_json
+    _report(diagnostics, as_json)
+    return plans
+
+
+def _across(plans: list[tuple[Spec, Plan]], diagnostics: Diagnostics) -> None:
+    """What must differ between pipelines that run side by side."""
+    names: dict[str, str] = {}
+    slots: dict[tuple[str, str], str] = {}
+    for spec, plan in plans:
+        if plan.name in names:
+            diagnostics.error(
+                "DFC501",
+                Span(spec.file, 1, 1),
+                f"the name {quote(plan.name)} is taken by {names[plan.name]}",
+                "positions are kept by pipeline name; give each its own",
+            )
+        names.setdefault(plan.name, spec.file)
+        if isinstance(plan.source, PostgresSource):
+            slot = (spelled(plan.source.dsn), spelled(plan.source.slot))
+            if slot in slots:
+                diagnostics.error(
+                    "DFC502",
+                    plan.source.span,
+                    f"the slot {quote(slot[1])} of this server is used by {slots[slot]}",
+                    "a slot serves one reader; give each pipeline its own",
+                )
+            slots.setdefault(slot, spec.file)
+
+
+def _read(paths: Sequence[str]) -> list[Spec]:
+    specs: list[Spec] = []
+    for given in paths:
+        if given == "-":
+            specs.append(Spec("<stdin>", sys.stdin.buffer.read()))
+            continue
+        path = Path(given)
+        files = [path]
+        if path.is_dir():
+            files = sorted(
+                p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file()
+            )
+            if not files:
+                raise UsageError(f"no *.yaml or *.yml under {given}")
+        for file in files:
+            try:
+                specs.append(Spec(str(file), file.read_bytes()))
+            except OSError as error:
+                raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    return specs
+
+
+def _report(diagnostics: Diagnostics, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(diagnostics.json())
+    else:
+        sys.stderr.write(diagnostics.text())
+    if diagnostics.failed:
+        if not as_json:
+            errors = sum(1 for d in diagnostics if d.severity == "error")
+            print(f"{errors} error{'s' * (errors != 1)}", file=sys.stderr)
+        raise Refused
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed: a reader never sees half a job.
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_bytes(text.encode())
+        aside.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+# --- arguments -------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\ntry `{self.prog} --help`\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="dfc", description="Compiles change data capture pipelines from YAML to PySpark jobs."
+    )
+    parser.add_argument("--version", action="version", version=f"dfc {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, specs: str = ""
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=run)
+        if specs:
+            sub.add_argument(
+                "specs", nargs="+" if specs == "many" else 1, metavar="SPEC",
+                help="a YAML file, a folder of them, or - for standard input",
+            )  # fmt: skip
+            sub.add_argument(
+                "--allow-literal-secrets",
+                action="store_true",
+                help="let passwords stand in the file, for throw-away demos",
+            )
+        return sub
+
+    sub = command("validate", _validate, "check specs and say all that is wrong with them", "many")
+    sub.add_argument("--json", action="store_true", help="diagnostics as JSON on standard output")
+
+    sub = command("plan", _plan, "show what a spec means, defaults filled in", "many")
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the whole plan as JSON")
+    form.add_argument("--mermaid", action="store_true", help="a Mermaid graph")
+
+    sub = command("compile", _compile, "write the PySpark job of a spec", "many")
+    sub.add_argument("-o", "--output", metavar="PATH", help="file, or folder for several specs")
+    sub.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if PATH is not up to date"
+    )
+
+    sub = command("run", _run, "compile a spec and run it on Spark", "one")
+    sub.add_argument("--once", action="store_true", help="drain what is there and stop")
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print what each sink would get; send nothing"
+    )
+    sub.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+    sub.add_argument(
+        "--conf", action="append", default=[], metavar="K=V", help="a Spark setting; repeatable"
+    )
+    sub.add_argument(
+        "--storage", metavar="WHERE", help="sqlite:PATH or memory, instead of the spec's `storage`"
+    )
+    sub.add_argument("--verbose", action="store_true", help="whole tracebacks and Spark's warnings")
+
+    command("schema", _schema, "print the JSON Schema of the pipeline language")
+
+    sub = command("diff", _diff, "compare two specs by their plans")
+    sub.add_argument("old", metavar="OLD")
+    sub.add_argument("new", metavar="NEW")
+    sub.add_argument("--json", action="store_true", help="the changes as JSON")
+    sub.add_argument("--check", action="store_true", help="exit 1 if a change breaks consumers")
+
+    command("version", _version, "print the version")
+    return parser
+
+
+def _given(arguments: argparse.Namespace, flag: str) -> bool:
+    return bool(getattr(arguments, flag.lstrip("-").replace("-", "_")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Stage 1, inside each scalar: tells `${ENV_NAME}` from `${event.path}` by shape and place.
+
+Never looks a value up: what happens to be set where the compiler runs must not change the job.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .diagnostics import Diagnostics, quote
+from .parse import Scalar
+from .plan import EnvRef, Field, Literal
+from .span import Span
+
+_ENV = re.compile(r"([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\Z")
+_PATH = re.compile(r"[a-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*\Z")
+_LOOKS_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+MAX_PATH = 3
+
+# Places where a password hides in plain sight: key=value connection strings, and the names of
+# client settings that hold one.
+_DSN_PASSWORD = re.compile(r"(?:^|\s)password\s*=\s*(?!\s)", re.IGNORECASE)
+_SECRET_SETTING = re.compile(
+    r"password|secret|token(?!\.endpoint)|\.pem$|jaas\.config", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text field, cut into its parts; `places` says where each part stands."""
+
+    parts: tuple[Literal | EnvRef | Field, ...]
+    places: tuple[Span, ...]
+    span: Span
+    default: bool = False
+
+    @property
+    def plain(self) -> str | None:
+        """The text itself when the compiler knows all of it."""
+        if all(isinstance(p, Literal) for p in self.parts):
+            return "".join(p.text for p in self.parts if isinstance(p, Literal))
+        return None
+
+
+def read_text(
+    scalar: Scalar,
+    kind: str | None,
+    what: str,
+    diagnostics: Diagnostics,
+    allow_literal_secrets: bool = False,
+) -> Written:
+    """Cuts a scalar into parts and holds it against the rules of its place (schema `x-dfc`)."""
+    assert isinstance(scalar.value, str)
+    if kind is None:
+        return _literal_only(scalar, what, diagnostics)
+    parts, places = _cut(scalar, diagnostics)
+    written = Written(tuple(parts), tuple(places), scalar.span, scalar.default)
+    for part, place in zip(parts, places, strict=True):
+        if isinstance(part, Field):
+            _check_field(part, place, kind, what, diagnostics)
+    if kind == "secret" and not allow_literal_secrets:
+        _check_secret(written, what, diagnostics)
+    if kind == "url" and not allow_literal_secrets and _has_password(written):
+        diagnostics.error(
+            "DFC120",
+            scalar.span,
+            f"{what} has a password in the file (value not shown)",
+            "put the whole value in an environment variable and write `${NAME}` here",
+        )
+    return written
+
+
+def is_secret_setting(name: str) -> bool:
+    return bool(_SECRET_SETTING.search(name))
+
+
+def _literal_only(scalar: Scalar, what: str, diagnostics: Diagnostics) -> Written:
+    text = str(scalar.value)
+    if (at := text.find("${")) >= 0:
+        diagnostics.error(
+            "DFC302",
+            scalar.span.right(at) if scalar.exact else scalar.span,
+            f"{what} is fixed when the job is compiled, so it cannot hold {quote(text[at:])}",
+            "write the value out",
+        )
+    return Written((Literal(text),), (scalar.span,), scalar.span, scalar.default)
+
+
+def _cut(
+    scalar: Scalar, diagnostics: Diagnostics
+) -> tuple[list[Literal | EnvRef | Field], list[Span]]:
+    text = str(scalar.value)
+    parts: list[Literal | EnvRef | Field] = []
+    places: list[Span] = []
+
+    def place(offset: int) -> Span:
+        return scalar.span.right(offset) if scalar.exact else scalar.span
+
+    def literal(piece: str, offset: int) -> None:
+        if parts and isinstance(parts[-1], Literal):
+            parts[-1] = Literal(parts[-1].text + piece)
+        elif piece:
+            parts.append(Literal(piece))
+            places.append(place(offset))
+
+    at = 0
+    while (dollar := text.find("$", at)) >= 0:
+        literal(text[at:dollar], at)
+        following = text[dollar + 1 : dollar + 2]
+        if following == "$":
+            literal("$", dollar)
+            at = dollar + 2
+            continue
+        if following != "{":
+            literal("$", dollar)
+            at = dollar + 1
+            continue
+        end = text.find("}", dollar)
+        if end < 0:
+            diagnostics.error(
+                "DFC303",
+                place(dollar),
+                "`${` is never closed",
+                "write `${…}`, or `$$` for a dollar sign",
+            )
+            at = len(text)
+            break
+        inner = text[dollar + 2 : end]
+        part = _reference(inner, place(dollar), diagnostics)
+        if part:
+            parts.append(part)
+            places.append(place(dollar))
+        at = end + 1
+    literal(text[at:], at)
+    return parts or [Literal("")], places or [scalar.span]
+
+
+def _reference(inner: str, span: Span, diagnostics: Diagnostics) -> EnvRef | Field | None:
+    if env := _ENV.match(inner):
+        return EnvRef(env[1], env[2])
+    if _PATH.match(inner):
+        path = tuple(inner.split("."))
+        if len(path) > MAX_PATH:
+            diagnostics.error(
+                "DFC304",
+                span,
+                f"{quote('${' + inner + '}')} goes {len(path)} levels deep; templates go {MAX_PATH}",
+                "bring the value up with a processor",
+            )
+            return None
+        return Field(path)
+    if not inner:
+        diagnostics.error("DFC305", span, "`${}` names nothing", "write `${source.table}`, say")
+    elif _LOOKS_ENV.match(inner.split(":-")[0]) and "." not in inner:
+        upper = inner.split(":-")[0].upper()
+        diagnostics.error(
+            "DFC306",
+            span,
+            f"{quote('${' + inner + '}')} is neither an environment variable nor an event field",
+            f"environment variables are written in capitals: `${{{upper}}}`",
+        )
+    else:
+        diagnostics.error(
+            "DFC307",
+            span,
+            f"{quote('${' + inner + '}')} cannot be read",
+            "event fields look like `${source.table}`, environment variables like `${NAME}`; "
+            "`$$` is a literal dollar sign",
+        )
+    return None
+
+
+def _check_field(field: Field, span: Span, kind: str, what: str, diagnostics: Diagnostics) -> None:
+    shown = "${" + ".".join(field.path) + "}"
+    if kind in ("route", "row_route"):
+        return
+    diagnostics.error(
+        "DFC301",
+        span,
+        f"{what} does not route events, so it cannot hold the template {quote(shown)}",
+        f"for an environment variable write `${{{'_'.join(field.path).upper()}}}`",
+    )
+
+
+def _check_secret(written: Written, what: str, diagnostics: Diagnostics) -> None:
+    match written.parts:
+        case (EnvRef(default=None),):
+            return
+        case (EnvRef(name=name),):
+            diagnostics.error(
+                "DFC121",
+                written.span,
+                f"{what} is a secret, and its default stands in the file (value not shown)",
+                f"write `${{{name}}}` alone",
+            )
+        case _:
+            diagnostics.error(
+                "DFC120",
+                written.span,
+                f"{what} is a secret in the file (value not shown)",
+                "write `${NAME}` and set NAME where the job runs",
+            )
+
+
+def _has_password(written: Written) -> bool:
+    """True when a literal part or a default carries a password of a URL or key=value string."""
+    text = ""
+    for part in written.parts:
+        match part:
+            case Literal(text=piece):
+                text += piece
+            case EnvRef(default=str(piece)):
+                text += piece
+            case _:
+                text += "\0"  # stands for a value that is not in the file
+    for piece in text.split(","):
+        if "://" in piece:
+            authority = re.split(r"[/?#]", piece.partition("://")[2], maxsplit=1)[0]
+            userinfo = authority.rpartition("@")[0]
+            # redis://:pw@host has an empty user, nats://token@host only the one part.
+            _, colon, password = userinfo.partition(":")
+            secret = password if colon else (userinfo if piece.startswith("nats") else "")
+            if secret.strip("\0"):
+                return True
+            query = piece.partition("?")[2]
+            if re.search(r"(password|authtoken|auth_token)=[^\0&]", query, re.IGNORECASE):
+                return True
+        elif (found := _DSN_PASSWORD.search(piece)) and piece[found.end() :][:1] not in ("", "\0"):
+            return True
+    return False

@@ -1,0 +1,20 @@
+"""Where a piece of a spec stands in its file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """One place in one file; lines and columns count from 1, in characters."""
+
+    file: str
+    line: int
+    col: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.col}"
+
+    def right(self, columns: int) -> Span:
+        return Span(self.file, self.line, self.col + columns)
