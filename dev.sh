@@ -252,6 +252,110 @@ run_tests() {
     heading "all passed in $((SECONDS - started)) s"
 }
 
+# --- demo -----------------------------------------------------------------------------
+
+SHOP=$DEV/demo
+JOB_PID=
+
+demo() {
+    local expected=5 # of the changes in examples/shop-changes.sql, those that quickstart.yaml keeps
+    rm -rf "$SHOP"
+    mkdir -p "$SHOP"
+    export SHOP_DB=$SHOP/shop.db SHOP_EVENTS=$SHOP/events
+
+    heading "1. A shop in SQLite: examples/shop.sql"
+    cat examples/shop.sql
+    sqlite_script examples/shop.sql
+
+    heading "2. The pipeline: examples/quickstart.yaml"
+    cat examples/quickstart.yaml
+
+    heading "3. The job that \`dfc compile examples/quickstart.yaml\` makes of it"
+    dfc compile examples/quickstart.yaml -o "$SHOP/job.py" >/dev/null
+    cat "$SHOP/job.py"
+
+    heading "4. The job runs, and meanwhile the shop changes: examples/shop-changes.sql"
+    trap stop_job EXIT
+    python "$SHOP/job.py" --storage "sqlite:$SHOP/state.db" >"$SHOP/console.txt" 2>"$SHOP/job.log" &
+    JOB_PID=$!
+    wait_until 120 "watch the tables" tables_are_watched
+    cat examples/shop-changes.sql
+    sqlite_script examples/shop-changes.sql
+    wait_until 60 "deliver the $expected events" events_are_out "$expected"
+    kill -TERM "$JOB_PID"
+    wait "$JOB_PID" || job_failed "did not stop cleanly"
+    trap - EXIT
+
+    heading "5. What the file sink keeps, in the form Debezium users know"
+    show_files
+    heading "6. What the console sink printed, as CloudEvents"
+    cat "$SHOP/console.txt"
+
+    heading "Done: of 8 changed rows the job passed on the $expected that the filter keeps, and stopped when asked to."
+    say "Everything is in .dev/demo. Next:"
+    say "  edit examples/quickstart.yaml and run ./dev.sh demo again"
+    say "  ./dev.sh dfc plan examples/fan-out.yaml     what dfc understands of a larger pipeline"
+    say "  ./dev.sh dfc compile examples/fan-out.yaml  the job it writes for it"
+}
+
+sqlite_script() {
+    python - "$SHOP_DB" "$1" <<'EOF'
+import pathlib
+import sqlite3
+import sys
+
+with sqlite3.connect(sys.argv[1], timeout=30) as shop:
+    shop.executescript(pathlib.Path(sys.argv[2]).read_text(encoding="utf-8"))
+EOF
+}
+
+# Changes count from the moment that the job has its triggers on both tables.
+tables_are_watched() {
+    python - "$SHOP_DB" <<'EOF'
+import sqlite3
+import sys
+
+query = "SELECT count(DISTINCT tbl_name) FROM sqlite_master WHERE type = 'trigger'"
+(watched,) = sqlite3.connect(sys.argv[1], timeout=30).execute(query).fetchone()
+sys.exit(watched < 2)
+EOF
+}
+
+# Both sinks have them all; a file is hidden while it is being written to.
+events_are_out() {
+    [ "$(find "$SHOP_EVENTS" -type f \( -name '*.jsonl' -o -name '*.part' \) -exec cat {} + | wc -l)" -ge "$1" ] &&
+        [ "$(wc -l <"$SHOP/console.txt")" -ge "$1" ]
+}
+
+show_files() {
+    local file
+    find "$SHOP_EVENTS" -type f \( -name '*.jsonl' -o -name '*.part' \) | sort | while read -r file; do
+        say "--- ${file#"$ROOT"/}"
+        cat "$file"
+    done
+}
+
+# wait_until SECONDS WHAT COMMAND...: gives up at once when the job has died.
+wait_until() {
+    local deadline=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@"; do
+        kill -0 "$JOB_PID" 2>/dev/null || job_failed "ended before it could $what"
+        [ "$SECONDS" -lt "$deadline" ] || job_failed "did not $what in time"
+        sleep 0.2
+    done
+}
+
+job_failed() {
+    say "--- .dev/demo/job.log" >&2
+    tail -n 40 "$SHOP/job.log" >&2
+    die "the job $1; its log is above"
+}
+
+stop_job() {
+    if [ -n "$JOB_PID" ] && kill "$JOB_PID" 2>/dev/null; then wait "$JOB_PID" || true; fi
+}
+
 # --- the rest -------------------------------------------------------------------------
 
 status() {
@@ -310,7 +414,7 @@ dfc_from_caller() {
 }
 
 unknown() {
-    printf 'dev.sh: no command `%s`; ./dev.sh help lists them\n' "$1" >&2
+    say "dev.sh: no command \`$1\`; ./dev.sh help lists them" >&2
     exit 2
 }
 
