@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if os.environ.get("DFC_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"dfc: this is a fault of dfc, not of the spec: {what}", file=sys.stderr)
+        print("  help: DFC_TRACEBACK=1 shows where; please report it", file=sys.stderr)
+        return 2
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -195,7 +202,7 @@ def _across(plans: list[tuple[Spec, Plan]], diagnostics: Diagnostics) -> None:
         if isinstance(plan.source, PostgresSource):
             slot = (spelled(plan.source.dsn), spelled(plan.source.slot))
             if slot in slots:
-                diagnostics.error(
+                diagnostics.warning(
                     "DFC502",
                     plan.source.span,
                     f"the slot {quote(slot[1])} of this server is used by {slots[slot]}",

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from .diagnostics import Diagnostics, quote
+from .fields import is_event_field, suggest
 from .parse import Scalar
 from .plan import EnvRef, Field, Literal
 from .span import Span
@@ -173,7 +174,19 @@ def _reference(inner: str, span: Span, diagnostics: Diagnostics) -> EnvRef | Fie
 
 def _check_field(field: Field, span: Span, kind: str, what: str, diagnostics: Diagnostics) -> None:
     shown = "${" + ".".join(field.path) + "}"
-    if kind in ("route", "row_route"):
+    if kind == "row_route":
+        if field.path[0] in ("before", "after", "source"):
+            diagnostics.error(
+                "DFC312",
+                span,
+                f"{what} is about the columns of the outbox row, not the event: {quote(shown)}",
+                f"did you mean `${{{field.path[-1]}}}`?",
+            )
+        return
+    if kind == "route":
+        if not is_event_field(field.path):
+            message = f"{quote(shown)} is not an event field"
+            diagnostics.error("DFC310", span, message, suggest(field.path))
         return
     diagnostics.error(
         "DFC301",

@@ -220,6 +220,15 @@ class _Builder:
                 raise _Stop
             key = event.value
             value = self.node(next(self.events), depth + 1)
+            if key in keys:
+                self.diagnostics.error(
+                    "DFC113",
+                    at,
+                    f"duplicate key {quote(key)}, first given at line {keys[key].line}",
+                    "merge several with `<<: [*a, *b]`" if key == "<<" else "keep one of the two",
+                )
+                continue
+            keys[key] = at
             if key == "<<" and not event.style:
                 merged += value.items if isinstance(value, Seq) else [value]
                 if not all(isinstance(m, Map) for m in merged):
@@ -227,15 +236,8 @@ class _Builder:
                         "DFC112", at, "`<<` merges mappings, and this is not one"
                     )
                     raise _Stop
-            elif key in items:
-                self.diagnostics.error(
-                    "DFC113",
-                    at,
-                    f"duplicate key {quote(key)}, first given at line {keys[key].line}",
-                    "keep one of the two",
-                )
             else:
-                items[key], keys[key] = value, at
+                items[key] = value
         for other in merged:
             assert isinstance(other, Map)
             for key, value in other.items.items():
@@ -309,24 +311,34 @@ def _at(text: str, index: int, file: str) -> Span:
 def _syntax_error(
     error: yaml.MarkedYAMLError, text: str, file: str, diagnostics: Diagnostics
 ) -> None:
+    """The parser's complaint, at the place where the mistake was made rather than noticed."""
+    problem, context = error.problem or "cannot be read", error.context or ""
     mark = error.problem_mark or error.context_mark
+    help = ""
+    if "quoted scalar" in context and error.context_mark:
+        mark, problem, help = error.context_mark, "a quote is never closed", "close it"
+    elif ("flow mapping" in context or "flow sequence" in context) and error.context_mark:
+        mark = error.context_mark
+        problem, help = "a bracket is never closed", "close it with `]` or `}`"
     line, col = (mark.line, mark.column) if mark else (0, 0)
     lines = text.split("\n")
     shown = lines[line] if line < len(lines) else ""
-    problem = error.problem or "cannot be read"
-    help = ""
-    before = shown[: len(shown) - len(shown.lstrip())]
-    if "\t" in before or "\\t" in problem or "'\t'" in problem:
+    indent = len(shown) - len(shown.lstrip())
+    if "\t" in shown[:indent]:
         problem, help = "a tab in the indentation", "YAML is indented with spaces"
-        col = shown.index("\t") if "\t" in shown else col
+        col = shown.index("\t")
     elif "mapping values are not allowed" in problem:
-        help = "a value that holds `: ` needs quotes, and keys of one mapping start in one column"
+        key = shown[:col].lstrip("- ")
+        if ":" in key:
+            problem, help = "a second `:` in one line", "a value that holds `: ` needs quotes"
+        else:
+            problem, col = "this line is indented differently from its neighbours", indent
+            help = "keys of one mapping start in one column"
+    elif "did not find expected key" in problem or "did not find expected '-'" in problem:
+        problem, col = "this line is indented differently from its neighbours", indent
+        help = "keys of one mapping, and entries of one list, start in one column"
     elif "could not find expected ':'" in problem:
         help = "write `key: value`"
     elif "found character" in problem and "start any token" in problem:
         help = "put the value in quotes"
-    elif error.context:
-        help = (
-            f"{error.context} at line {error.context_mark.line + 1}" if error.context_mark else ""
-        )
     diagnostics.error("DFC100", Span(file, line + 1, col + 1), f"not YAML: {problem}", help)

@@ -149,14 +149,15 @@ class _Walk:
     def right_type(self, schema: Schema, node: Node, what: str) -> bool:
         if _fits(schema, node):
             return True
-        if what.startswith("`encoding`") and _avro(node):
-            self.avro(node.span)
-            return False
         wanted = [k for k in _types(schema) if k != "null"]
         kinds = " or ".join(_KINDS[k] for k in wanted)
         help = ""
         if isinstance(node, Scalar) and node.value is None:
-            help = "leave the line out, or give it a value"
+            help = (
+                "leave the line out, or give it a value"
+                if "default" in schema
+                else "give it a value"
+            )
         elif wanted == ["string"] and isinstance(node, Scalar):
             help = f'put it in quotes: "{node.raw}"'
         elif isinstance(node, Scalar) and isinstance(node.value, str):
@@ -164,6 +165,10 @@ class _Walk:
                 help = "only text can come from the environment; write the value out"
             elif wanted in (["integer"], ["number"]) and re.fullmatch(r"[0-9.]+", node.value):
                 help = "leave the quotes out"
+            elif wanted in (["integer"], ["number"]):
+                help = "digits only, without unit or separators"
+            elif wanted == ["boolean"] and node.value.lower() in ("yes", "on", "no", "off"):
+                help = f"write `{str(node.value.lower() in ('yes', 'on')).lower()}`"
             elif wanted == ["array"]:
                 help = (
                     f"a list, even of one: [{node.raw}]" if len(node.raw) < 40 else "write a list"
@@ -180,6 +185,8 @@ class _Walk:
         extra = schema.get("additionalProperties", True)
         values: dict[str, Checked] = {}
         meant: set[str] = set()
+        if (misplaced := self.misplaced(properties, node, what)) is not None:
+            return misplaced
         for key, child in node.items.items():
             label = _label(key, what)
             if key in properties:
@@ -197,7 +204,7 @@ class _Walk:
                     "DFC201",
                     node.keys[key],
                     f"unknown field {quote(key)} in {what}",
-                    f"did you mean `{near}`?" if near else f"fields: {', '.join(properties)}",
+                    f"did you mean `{near}`?" if near else _where_else(key, what, properties),
                 )
         for key in schema.get("required", []):
             if key not in node.items and key not in meant:
@@ -213,10 +220,26 @@ class _Walk:
         ordered = {k: values[k] for k in properties} | values
         return Section(ordered, node.span, {k: v for k, v in node.keys.items() if k in values})
 
+    def misplaced(self, properties: Schema, node: Map, what: str) -> Section | None:
+        """Settings beside `config` instead of inside it: one error, not one for each of them."""
+        inside = _follow(properties.get("config", {})).get("properties", {})
+        beside = [k for k in node.items if k not in properties and k in inside]
+        if "config" in node.items or not beside:
+            return None
+        self.error(
+            "DFC213",
+            node.keys[beside[0]],
+            f"the settings of {what} stand beside `type`",
+            "put them under `config:`, one level deeper",
+        )
+        return Section({}, node.span)
+
     def property(self, schema: Schema, key: str, node: Node, label: str, what: str) -> Checked:
         followed = _follow(schema)
-        if key == "encoding" and _avro(node):
-            self.avro(node.span)
+        if key == "encoding" and (avro := _avro(node)):
+            self.error(
+                "DFC204", avro, "the encoding `avro` is not built yet", "use `encoding: json`"
+            )
             return Scalar("json", node.span)
         if followed.get("x-dfc-union") or followed.get("type") == "object":
             # A plain object speaks for itself (`batch`); one inside a named thing says whose it is.
@@ -233,9 +256,6 @@ class _Walk:
             schema = {**schema, "x-dfc": kind}
         return self.visit(schema, node, label)
 
-    def avro(self, span: Span) -> None:
-        self.error("DFC204", span, "the encoding `avro` is not built yet", "use `encoding: json`")
-
     def sequence(self, schema: Schema, node: Seq, what: str) -> Items:
         if len(node.items) < schema.get("minItems", 0):
             self.error("DFC207", node.span, f"{what} is empty", "give at least one")
@@ -243,12 +263,9 @@ class _Walk:
             self.error("DFC207", node.span, f"{what} holds more than {schema['maxItems']} entries")
         if schema.get("uniqueItems"):
             self.unique(node, what)
-        singular = _singular(what)
         items = schema.get("items", {})
         return Items(
-            tuple(
-                self.visit(items, item, f"{singular} {i}") for i, item in enumerate(node.items, 1)
-            ),
+            tuple(self.visit(items, item, _entry(i, what)) for i, item in enumerate(node.items, 1)),
             node.span,
         )
 
@@ -342,6 +359,26 @@ class _Walk:
         )
 
 
+def _where_else(key: str, what: str, properties: Schema) -> str:
+    """A field that exists, but not here."""
+    schema = load_schema()
+    if key == "config":
+        return "options of a processor stand beside its `type`, without `config:`"
+    if what == "the pipeline" and key in schema["properties"]["spec"]["properties"]:
+        return f"`{key}` belongs under `spec:`"
+    if what == "`spec`" and key in schema["properties"]["metadata"]["properties"]:
+        return f"`{key}` belongs under `metadata:`"
+    family = what.partition(" `")[0].rpartition(" ")[2]
+    owners = [
+        name.removesuffix(f"_{family}")
+        for name, variant in schema["$defs"].items()
+        if name.endswith(f"_{family}")
+        and key in variant["properties"].get("config", variant).get("properties", {})
+    ]
+    fields = f"fields: {', '.join(properties)}"
+    return f"only {' and '.join(owners)} {family}s have it; {fields}" if owners else fields
+
+
 def _follow(schema: Schema) -> Schema:
     while "$ref" in schema:
         target: Any = load_schema()
@@ -385,19 +422,19 @@ def _text(node: Node) -> object:
     return node.value if isinstance(node, Scalar) else None
 
 
-def _avro(node: Node) -> bool:
+def _avro(node: Node) -> Span | None:
     inner = node.items.get("type") if isinstance(node, Map) else node
-    return isinstance(inner, Scalar) and inner.value == "avro"
+    return inner.span if isinstance(inner, Scalar) and inner.value == "avro" else None
 
 
 def _label(key: str, what: str) -> str:
     return f"`{key}`" if what in ("the pipeline", "`spec`") else f"`{key}` of {what}"
 
 
-def _singular(what: str) -> str:
-    """`sinks` -> sink: an entry of a list is named by number until it has a type and an id."""
+def _entry(number: int, what: str) -> str:
+    """`sinks` -> sink 1: an entry of a list is named by number until it has a type and an id."""
     words = {"`sinks`": "sink", "`processors`": "processor"}
-    return words.get(what, f"{what}, entry")
+    return f"{words[what]} {number}" if what in words else f"entry {number} of {what}"
 
 
 def _title(name: str, family: str, node: Map, what: str) -> str:

@@ -20,6 +20,7 @@ from ..plan import (
     Source,
 )
 from ..spec import Section
+from .patterns import captures
 from .routing import row_route
 
 _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
@@ -207,6 +208,14 @@ def _outbox(section: Section, ident: str, source: Source, diagnostics: Diagnosti
             f"outbox processor {quote(ident)} has nothing to work on: the source marks no outbox",
             f"set `outbox: {{{what}: […]}}` in the source",
         )
+    for pattern, span in section.placed("tables"):
+        if marked and not captures(marked, pattern):
+            diagnostics.error(
+                "DFC407",
+                span,
+                f"the source marks nothing that {quote(pattern)} means as outbox",
+                f"it marks {', '.join(marked)}",
+            )
     columns = section.section("columns")
     topic, key = section.opt_written("topic"), section.opt_written("key")
     return Outbox(

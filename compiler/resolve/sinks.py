@@ -289,14 +289,36 @@ def _check_client_conf(config: Section, conf: Section, diagnostics: Diagnostics)
             f"`acks: {acks}` cannot go with an idempotent producer, which is the default",
             'add `enable.idempotence: "false"` (records may then repeat or swap), or leave `acks` out',
         )
-    inflight = values.get("max.in.flight.requests.per.connection") or values.get("max.in.flight")
-    if inflight and inflight.isdigit() and int(inflight) > 5 and idempotence != "false":
+    _check_limits(config, conf, values, idempotence, diagnostics)
+
+
+def _check_limits(
+    config: Section,
+    conf: Section,
+    values: dict[str, str | None],
+    idempotence: str | None,
+    diagnostics: Diagnostics,
+) -> None:
+    def number(*names: str) -> tuple[str, int | None]:
+        name = next((n for n in names if n in values), names[0])
+        text = values.get(name)
+        return name, int(text) if text and text.isdigit() else None
+
+    name, inflight = number("max.in.flight.requests.per.connection", "max.in.flight")
+    if inflight and inflight > 5 and idempotence != "false":
         diagnostics.error(
             "DFC419",
-            conf.at(
-                "max.in.flight.requests.per.connection"
-                if "max.in.flight.requests.per.connection" in values
-                else "max.in.flight"
-            ),
+            conf.at(name),
             f"an idempotent producer has at most 5 requests in flight, not {inflight}",
+            "leave it out",
+        )
+    name, delivery = number("delivery.timeout.ms", "message.timeout.ms")
+    transaction_name, given = number("transaction.timeout.ms")
+    transaction = given or 60_000  # what dfc sets
+    if config.flag("exactly_once") and delivery and delivery > transaction:
+        diagnostics.error(
+            "DFC418",
+            conf.at(transaction_name if given else name),
+            f"a transaction ends after {transaction} ms, before `{name}` of {delivery} ms is over",
+            f'set `transaction.timeout.ms: "{delivery}"` or more',
         )
