@@ -1,0 +1,20 @@
+"""Names a job may import for its processors."""
+
+from __future__ import annotations
+
+from .fields import Field, all_of, any_of, field, op_in, table_in
+from .unbuilt import UNBUILT, Script, flatten, javascript, outbox
+
+__all__ = [
+    "UNBUILT",
+    "Field",
+    "Script",
+    "all_of",
+    "any_of",
+    "field",
+    "flatten",
+    "javascript",
+    "op_in",
+    "outbox",
+    "table_in",
+]

@@ -1,0 +1,153 @@
+"""The commit policy, and what happens with the acks of an epoch on the driver."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .deliver import SOURCE_ROW, STANDING, Standing, standing_text
+from .positions import Positions
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPolicy:
+    """Whose acknowledgements let the source move on, and how many of them it takes."""
+
+    mode: str
+    sinks: tuple[str, ...]
+    needed: int
+
+    @classmethod
+    def required(cls, *sinks: str) -> CommitPolicy:
+        """Every sink named here, which are the required ones."""
+        return cls("required", sinks, len(sinks))
+
+    @classmethod
+    def all(cls, *sinks: str) -> CommitPolicy:
+        """Every sink of the pipeline."""
+        return cls("all", sinks, len(sinks))
+
+    @classmethod
+    def quorum(cls, needed: int, *sinks: str) -> CommitPolicy:
+        """Any `needed` of these sinks."""
+        return cls("quorum", sinks, needed)
+
+    def met(self, acknowledged: Iterable[str]) -> bool:
+        return len(set(self.sinks) & set(acknowledged)) >= self.needed
+
+
+class Reporter(Protocol):
+    """Where the driver's news go: progress.py has the real ones."""
+
+    def settled(self, events: int, size: int, ts_ms: int | None) -> None: ...
+
+    def blocked(self, reasons: dict[str, str]) -> None: ...
+
+    def unblocked(self) -> None: ...
+
+    def away(self, sink: str, reason: str) -> None: ...
+
+    def output(self, text: str) -> None: ...
+
+
+class Stopped(Exception):
+    """Someone asked to stop while an epoch could not be settled; it is repeated next time."""
+
+
+class Settle:
+    """Called by Spark for each epoch: runs it, and runs it again until the policy is met."""
+
+    def __init__(
+        self,
+        policy: CommitPolicy,
+        positions: Positions,
+        sinks: tuple[str, ...],
+        reporter: Reporter,
+        stop: threading.Event,
+    ) -> None:
+        self.policy = policy
+        self.positions = positions
+        self.sinks = sinks
+        self.reporter = reporter
+        self.stop = stop
+        self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
+        self.busy = False
+        self.stopped = False  # gave up an epoch because a stop was asked for
+
+    def __call__(self, acks: Any, epoch: int) -> None:
+        self.busy = True
+        try:
+            self._settle(acks)
+        except Stopped:
+            self.stopped = True
+            raise
+        finally:
+            self.busy = False
+
+    def _settle(self, acks: Any) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            rows = self._collect(acks)
+            failed = self._take(rows)
+            working = [sink for sink in self.sinks if sink not in failed]
+            if self.policy.met(working):
+                break
+            self.reporter.blocked({s: r for s, r in failed.items() if s in self.policy.sinks})
+            # Jitter keeps jobs that lost the same sink from coming back all at once.
+            if self.stop.wait(pause * random.uniform(0.8, 1.2)):
+                raise Stopped
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        self.reporter.unblocked()
+        for sink, why in failed.items():
+            if sink not in self.away:
+                # It has missed events, so it must not take later ones: that would hide the gap.
+                self.away[sink] = f"left behind: {why}"
+                self.reporter.away(sink, why)
+        read = [row for row in rows if row["sink"] == SOURCE_ROW]
+        times = [row["ts_ms"] for row in read if row["ts_ms"] is not None]
+        self.reporter.settled(
+            sum(row["events"] for row in read),
+            sum(row["bytes"] for row in read),
+            max(times, default=None),
+        )
+
+    def _collect(self, acks: Any) -> list[Any]:
+        """Runs the epoch: the one action there may be, since each delivers once more."""
+        standing = {
+            sink: Standing(self.positions.of(sink), self.away.get(sink)) for sink in self.sinks
+        }
+        # A job property reaches the tasks on any cluster, and is read anew for every attempt.
+        acks.sparkSession.sparkContext.setLocalProperty(STANDING, standing_text(standing))
+        return list(acks.collect())
+
+    def _take(self, rows: list[Any]) -> dict[str, str]:
+        """Prints, and keeps the positions; returns the sinks that failed, and why."""
+        failed: dict[str, str] = {}
+        positions: dict[tuple[str, int], str] = {}
+        events: dict[tuple[str, int], int] = {}
+        end = max((row["position"] for row in rows if row["sink"] == SOURCE_ROW), default="")
+        for row in rows:
+            if row["sink"] == SOURCE_ROW:
+                continue
+            key = (row["sink"], row["lane"])
+            positions[key], events[key] = row["position"], row["events"]
+            if row["error"] is not None:
+                failed.setdefault(row["sink"], row["error"])
+            # Only what lies above the known position: a sink without one of its own begins there,
+            # so an attempt never repeats what an earlier one has put out.
+            if row["output"] and row["position"] > self.positions.of(row["sink"])[row["lane"]]:
+                self.reporter.output(row["output"])
+        sys.stdout.flush()
+        for sink, lane in positions:
+            if sink not in failed:
+                # An epoch ends with a whole transaction in every lane, so a lane without events
+                # stands at its end too; else it would hold back the start of the next run.
+                positions[sink, lane] = max(positions[sink, lane], end)
+        self.positions.advance(positions, events)
+        return failed

@@ -1,0 +1,39 @@
+"""What can go wrong in a job, by who has to act on it."""
+
+from __future__ import annotations
+
+
+class DfcError(Exception):
+    """Any failure that one line explains; the job prints that line instead of a traceback."""
+
+
+class ConfigError(DfcError):
+    """The job cannot run as it is configured."""
+
+
+class MissingEnv(ConfigError):
+    """Variables without a value: exit code 2, as for wrong usage."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        what = "variable is" if len(names) == 1 else "variables are"
+        super().__init__(f"environment {what} not set: {', '.join(names)}")
+
+    def __reduce__(self) -> tuple[type[MissingEnv], tuple[tuple[str, ...]]]:
+        return MissingEnv, (self.names,)
+
+
+class Unavailable(DfcError):
+    """A part that this version does not have."""
+
+
+class RoutingError(DfcError):
+    """An event for which no destination can be made."""
+
+
+class ProcessorError(DfcError):
+    """A processor failed; nothing is delivered past it."""
+
+
+class SinkError(DfcError):
+    """A sink refused or could not be reached; its text must not hold secrets."""

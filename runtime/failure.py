@@ -1,0 +1,31 @@
+"""Out of Spark's pages of traces, the one line that matters."""
+
+from __future__ import annotations
+
+import re
+
+from .deliver import reason
+from .errors import DfcError
+
+# The last line of a Python traceback: a dotted exception name and its text.
+_RAISED = re.compile(
+    r"^\s*(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Unavailable|Env|Exit|Interrupt))(?:: (.*))?$"
+)
+_OURS = re.compile(r"^\s*dfc_runtime\.[\w.]+: (.*)$")
+
+
+def failure_line(error: BaseException) -> str:
+    """What went wrong, for somebody who has not written this program."""
+    if isinstance(error, DfcError):
+        return reason(error)
+    lines = str(error).splitlines()
+    ours = [match.group(1) for line in lines if (match := _OURS.match(line))]
+    if ours:
+        return ours[-1].strip()
+    raised = [match for line in lines if (match := _RAISED.match(line))]
+    # Spark wraps Python's error in its own classes; the innermost name without a package says most.
+    plain = [m for m in raised if "." not in m.group(0).strip().split(":")[0]] or raised
+    if plain:
+        name, text = plain[-1].group(1), plain[-1].group(2)
+        return f"{name}: {text.strip()}" if text else name
+    return reason(error) if len(lines) < 2 else f"{type(error).__name__}: {lines[0].strip()}"

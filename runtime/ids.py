@@ -1,0 +1,95 @@
+"""Event ids: `dfid:v1:<class>:<32 hex>`, a hash over the coordinates of a change in its source.
+
+The same change has the same id on every replay, so receivers can tell a repetition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import uuid
+from collections.abc import Sequence
+
+_DOMAIN = b"DeltaForge.EventId.v1\0"
+_CLASSES = {"myrow": 1, "pgrow": 2, "snap": 3, "ddl": 4, "msg": 5, "syn": 6, "tsrow": 7}
+_FORM = re.compile(r"dfid:v1:([a-z]+):([0-9a-f]{32})")
+_BIAS = 1 << 63  # moves signed row ids into u64 without changing their order
+
+Lineage = bytes
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    if len(encoded) > 0xFFFF:
+        raise ValueError("a coordinate of an event id is longer than 65535 bytes")
+    return struct.pack(">H", len(encoded)) + encoded
+
+
+def _id(kind: str, coordinates: bytes) -> str:
+    digest = hashlib.sha256(_DOMAIN + bytes([_CLASSES[kind]]) + coordinates).hexdigest()
+    return f"dfid:v1:{kind}:{digest[:32]}"
+
+
+def parse(event_id: str) -> tuple[str, bytes]:
+    """Class and hash; anything but the exact form is refused."""
+    match = _FORM.fullmatch(event_id)
+    if match is None or match.group(1) not in _CLASSES:
+        raise ValueError("not an event id of the form dfid:v1:<class>:<32 lower-case hex>")
+    return match.group(1), bytes.fromhex(match.group(2))
+
+
+def mysql_row(source: uuid.UUID, number: int, position: int, row: int) -> str:
+    """A row of a transaction with a GTID."""
+    return _id("myrow", b"\1" + source.bytes + struct.pack(">QQI", number, position, row))
+
+
+def mysql_row_without_gtid(server_id: int, file: str, position: int, row: int) -> str:
+    return _id(
+        "myrow",
+        b"\0" + struct.pack(">I", server_id) + _text(file) + struct.pack(">QI", position, row),
+    )
+
+
+def postgres_row(system_id: int, final_lsn: int, relation: int, ordinal: int) -> str:
+    return _id("pgrow", struct.pack(">QQII", system_id, final_lsn, relation, ordinal))
+
+
+def snapshot_row(generation: int, db: str, table: str, key: Sequence[str]) -> str:
+    head = struct.pack(">Q", generation) + _text(db) + _text(table)
+    return _id("snap", head + struct.pack(">H", len(key)) + b"".join(map(_text, key)))
+
+
+def postgres_lineage(system_id: int) -> Lineage:
+    return b"\1" + struct.pack(">Q", system_id)
+
+
+def mysql_lineage(source: uuid.UUID) -> Lineage:
+    return b"\2" + source.bytes
+
+
+def mysql_lineage_without_gtid(server_id: int, file: str) -> Lineage:
+    return b"\3" + struct.pack(">I", server_id) + _text(file)
+
+
+def ddl(lineage: Lineage, position: str, ordinal: int) -> str:
+    return _id("ddl", lineage + _text(position) + struct.pack(">I", ordinal))
+
+
+def message(lineage: Lineage, position: str, ordinal: int) -> str:
+    return _id("msg", lineage + _text(position) + struct.pack(">I", ordinal))
+
+
+def synthetic(parent: str, processor_digest: str, ordinal: int) -> str:
+    """An event that a processor made out of `parent`."""
+    kind, digest = parse(parent)
+    head = bytes([_CLASSES[kind]]) + digest
+    return _id("syn", head + _text(processor_digest) + struct.pack(">I", ordinal))
+
+
+def turso_row(source_id: str, change_id: int) -> str:
+    return _id("tsrow", _text(source_id) + struct.pack(">Q", change_id))
+
+
+def turso_polled_row(source_id: str, table: str, rowid: int) -> str:
+    return _id("tsrow", _text(source_id) + _text(table) + struct.pack(">Q", rowid + _BIAS))

@@ -1,0 +1,317 @@
+"""A job: arguments, environment and checks first, then Spark, then epoch after epoch."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from . import session as spark_session
+from .batch import Batch
+from .commit import CommitPolicy, Settle
+from .deliver import Delivery, Process
+from .env import Env
+from .errors import ConfigError, DfcError, MissingEnv, Unavailable
+from .events import Events
+from .failure import failure_line
+from .positions import Positions
+from .progress import progress_for
+from .scratch import Scratch
+from .sinks import DryRunSink, Sink
+from .storage import SqliteStorage, Storage
+
+_FAILED, _USAGE = 1, 2
+
+
+class Job:
+    """One pipeline's run, as job.py drives it: session, options, deliver, settle, run."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sinks: Callable[[Env], Sequence[Sink]],
+        tenant: str | None = None,
+        env: Sequence[str] = (),
+        storage: Storage | None = None,
+        batch: Batch | None = None,
+        lanes: int = 1,
+        lane_key: str = "",
+        needs: Sequence[str] = (),
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.tenant = tenant or None
+        self.batch = batch or Batch()
+        self.lanes = lanes
+        self.lane_key = lane_key
+        self.args = _arguments(name, sys.argv[1:] if argv is None else argv)
+        self.progress = progress_for(name)
+        self._stop = threading.Event()
+        self._signals = 0
+        self._running = False
+        self._scratch: Scratch | None = None
+        self._spark: Any = None
+        self._own_spark = False
+        self._storage: SqliteStorage | None = None
+        self._positions: Positions | None = None
+        self._settle: Settle | None = None
+        try:
+            self.env = Env.require(env)
+            chosen = Storage.parse(self.args.storage) if self.args.storage else storage or Storage()
+            self._storage_spec = dataclasses.replace(chosen, path=self.env.fill(chosen.path))
+            self._storage_spec.check()
+            _check_needs(needs)
+            self.sinks = tuple(sinks(self.env))
+            if self.args.dry_run:
+                self.sinks = tuple(DryRunSink(sink) for sink in self.sinks)
+            for sink in self.sinks:
+                sink.check()
+        except DfcError as error:
+            self._fail(error)
+
+    # --- the steps of job.py -----------------------------------------------------------------
+
+    def session(self) -> Any:
+        """Starts Spark."""
+        self._listen()
+        self._scratch = Scratch(self.name)
+        atexit.register(self._leave)
+        conf = dict(_conf(item) for item in self.args.conf)
+        try:
+            self._spark, self._own_spark = spark_session.start(
+                self.name, str(self._scratch.path), self.args.master, conf, self.args.verbose
+            )
+            from . import sources
+
+            getattr(sources, "register", lambda spark: None)(self._spark)
+        except Exception as error:
+            self._fail(error)
+        self._listen()  # once more: Spark has put its own handler for Ctrl-C
+        return self._spark
+
+    def options(self, source: Any) -> dict[str, str]:
+        """Options of the reader: the source's own settings, and what this run adds to them."""
+        scratch = self._scratch
+        assert scratch is not None, "session() comes first"
+        try:
+            self._positions = self._load_positions(source.id)
+        except (DfcError, OSError) as error:
+            self._fail(error)
+        own = {
+            field.name: _option(getattr(source, field.name))
+            for field in dataclasses.fields(source)
+            if getattr(source, field.name) is not None
+        }
+        local = str(self._spark.sparkContext.master).startswith("local")
+        ticks = [sink.tick_secs for sink in self.sinks if sink.tick_secs > 0]
+        return {
+            **own,
+            "pipeline": self.name,
+            "tenant": self.tenant or "",
+            "start": self._positions.start,
+            "storage": self._storage.path if self._storage is not None else "",
+            "folder": str(scratch.segments),
+            "carry": "file" if local else "inline",
+            "lanes": str(self.lanes),
+            "lane_key": self.lane_key,
+            "batch_max_events": str(self.batch.max_events),
+            "batch_max_bytes": str(self.batch.max_bytes),
+            "batch_max_ms": str(self.batch.max_ms),
+            "tick_secs": str(min(ticks, default=0)),
+            "sinks": json.dumps([sink.id for sink in self.sinks]),
+        }
+
+    def deliver(
+        self, process: Process | None = None
+    ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """The function for mapInArrow."""
+        delivery = Delivery(
+            self.name, self.tenant, self.lanes, process or _unchanged, self.sinks, self.batch
+        )
+        return delivery.in_plan()
+
+    def settle(self, policy: CommitPolicy) -> Callable[[Any, int], None]:
+        """The function for foreachBatch."""
+        assert self._positions is not None, "options() comes first"
+        ids = tuple(sink.id for sink in self.sinks)
+        self._settle = Settle(policy, self._positions, ids, self.progress, self._stop)
+        return self._settle
+
+    def run(self, writer: Any) -> None:
+        """Runs epochs until the source is drained (--once), someone stops the job, or it fails."""
+        assert self._scratch is not None and self._settle is not None
+        trigger = {"availableNow": True} if self.args.once else {"processingTime": "0 seconds"}
+        self.progress.started(
+            sinks=[sink.id for sink in self.sinks],
+            start=self._positions.start if self._positions is not None else "",
+            once=self.args.once or None,
+            dry_run=self.args.dry_run or None,
+        )
+        self._running = True
+        try:
+            query = (
+                writer.option("checkpointLocation", str(self._scratch.checkpoint))
+                .trigger(**trigger)
+                .start()
+            )
+            self._watch(query)
+            if not self.args.dry_run:
+                for sink in self.sinks:
+                    sink.finish(self.name)
+        except Exception as error:
+            self._fail(error)
+        self.progress.stopped()
+        self._leave()
+
+    # --- stopping ----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Asks for a clean stop: the running epoch ends, nothing new begins."""
+        self._stop.set()
+        if self._scratch is not None:
+            self._scratch.ask_stop()
+
+    def _watch(self, query: Any) -> None:
+        """Returns when the query has ended, by itself or because it was asked to."""
+        assert self._settle is not None
+        quiet = 0
+        while True:
+            try:
+                if query.awaitTermination(0.1 if self._stop.is_set() else 0.5):
+                    return
+            except Exception:
+                if self._settle.stopped:
+                    return
+                raise
+            if self._stop.is_set():
+                busy = self._settle.busy or query.status["message"].startswith("Processing")
+                quiet = 0 if busy else quiet + 1
+                # Twice in a row: between two looks an epoch may just have been about to begin.
+                if quiet >= 2:
+                    query.stop()
+                    return
+
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._on_signal)
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            # Java ends when our end of its standard input closes.
+            os._exit(128 + number)
+        self.stop()
+        if not self._running:
+            raise SystemExit(0)
+
+    def _leave(self) -> None:
+        """Lets everything go; also when the process ends half way through its start."""
+        atexit.unregister(self._leave)
+        if self._own_spark and self._spark is not None:
+            self._own_spark = False
+            self._spark.stop()
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self.args.verbose:
+            import traceback
+
+            traceback.print_exception(error)
+        line = failure_line(error)
+        if sys.stderr.isatty() or not self._running:
+            print(f"{self.name}: error: {line}", file=sys.stderr, flush=True)
+        else:
+            self.progress.say("error", "failed", reason=line)
+        self._leave()
+        sys.exit(_USAGE if isinstance(error, MissingEnv) else _FAILED)
+
+    def _load_positions(self, source_id: str) -> Positions:
+        assert self._scratch is not None
+        spec = self._storage_spec
+        if spec.backend == "memory":
+            spec = Storage("sqlite", str(self._scratch.path / "state.db"))
+        ids = [sink.id for sink in self.sinks]
+        if not self.args.dry_run:
+            self._storage = spec.open()
+            return Positions(self._storage, self.name, source_id, ids, self.lanes)
+        # A dry run begins where the sinks stand, and leaves no trace.
+        known = spec.open() if os.path.exists(spec.path) else None
+        try:
+            return Positions(known, self.name, source_id, ids, self.lanes, keep=False)
+        finally:
+            if known is not None:
+                known.close()
+
+
+def _unchanged(events: Events) -> Events:
+    return events
+
+
+def _option(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _conf(item: str) -> tuple[str, str]:
+    key, equals, value = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--conf takes KEY=VALUE, not {item!r}")
+    return key, value
+
+
+def _check_needs(needs: Sequence[str]) -> None:
+    """Parts that job.py uses and this version may not have."""
+    from .processors import UNBUILT
+
+    for name in needs:
+        if name in UNBUILT:
+            raise Unavailable(f"the {name} processor is not built yet")
+        if name.startswith("dfc_"):
+            from . import sources
+
+            if name not in getattr(sources, "FORMATS", ()):
+                kind = name.removeprefix("dfc_")
+                raise Unavailable(f"the {kind} source is not built yet")
+
+
+def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=os.path.basename(sys.argv[0]) or name, description=f"Runs the pipeline {name}."
+    )
+    parser.add_argument("--once", action="store_true", help="end when the source is drained")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what the sinks would get; send and keep nothing",
+    )
+    parser.add_argument("--master", help="Spark master (default: local[*])")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's"
+    )
+    parser.add_argument("--storage", metavar="sqlite:PATH|memory", help="where positions are kept")
+    parser.add_argument("--verbose", action="store_true", help="tracebacks and Spark's warnings")
+    args = parser.parse_args(argv)
+    for item in args.conf:
+        if "=" not in item.lstrip("="):
+            parser.error(f"--conf takes KEY=VALUE, not {item!r}")
+    if args.storage:
+        try:
+            Storage.parse(args.storage)
+        except ConfigError as error:
+            parser.error(str(error))
+    return args

@@ -1,0 +1,65 @@
+"""Messages: what a sink gets, column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import Part, Text, as_text
+from .errors import RoutingError
+from .events import Events
+
+
+class Messages:
+    """Destination, key, value and headers; each one text for all, a column, or None.
+
+    `headers` are JSON objects of strings as text. A null destination is an error of its event.
+    """
+
+    __slots__ = ("headers", "key", "to", "value")
+
+    def __init__(self, to: Part, key: Part, value: Part, headers: Part = None) -> None:
+        self.to: Text = as_text(to)
+        self.key: Text = as_text(key)
+        self.value: Text = as_text(value)
+        self.headers: Text = as_text(headers)
+
+    def slice(self, start: int, stop: int) -> Messages:
+        def part(column: Text) -> Text:
+            return column.slice(start, stop - start) if isinstance(column, pa.Array) else column
+
+        return Messages(part(self.to), part(self.key), part(self.value), part(self.headers))
+
+    def column(self, name: str, rows: int) -> pa.Array:
+        """One of the four as a column, also when it is the same for all."""
+        text: Text = getattr(self, name)
+        return text if isinstance(text, pa.Array) else pa.repeat(pa.scalar(text, pa.string()), rows)
+
+    def rows(self, count: int) -> Iterator[tuple[str, str | None, str | None, str | None]]:
+        """(to, key, value, headers) of each message, for sinks whose client takes one at a time."""
+        names = ("to", "key", "value", "headers")
+        columns = []
+        for name in names:
+            text = getattr(self, name)
+            columns.append(text.to_pylist() if isinstance(text, pa.Array) else [text] * count)
+        return zip(*columns, strict=True)
+
+    def unrouted(self, count: int) -> int:
+        """Index of the first message without a destination; `count` when all have one."""
+        if self.to is None:
+            return 0
+        if isinstance(self.to, str) or self.to.null_count == 0:
+            return count
+        return int(pc.index(pc.is_null(self.to), True).as_py())
+
+
+def routing_error(events: Events, row: int, sink: str) -> RoutingError:
+    """The error for an event whose destination has a missing or null part."""
+    name = "event_id" if events.has("event_id") else "position"
+    identity = events.column(name)[row].as_py()
+    return RoutingError(
+        f"sink `{sink}`: no destination for event {identity}: "
+        "a field of its destination template is missing or null"
+    )

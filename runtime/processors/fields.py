@@ -1,0 +1,195 @@
+"""Masks of the filter processor: by operation, by table, and by what a row holds.
+
+Numbers compare as 64-bit floats, texts by their bytes; a JSON null counts as missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..events import Events
+from ..patterns import selected
+
+_MISSING: Any = object()
+
+
+def op_in(events: Events, *ops: str) -> pa.Array:
+    """Events with one of these one-letter operations."""
+    return pc.is_in(events.op, pa.array(ops, pa.string()))
+
+
+def table_in(events: Events, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> pa.Array:
+    """Events of the tables that the patterns select; the qualifier is database or schema."""
+    taken, left_out = tuple(include), tuple(exclude)
+    schemas = events.source.schema if events.has("schema") else None
+    parts = [pc.fill_null(events.source.db, ""), events.source.table]
+    if schemas is not None:
+        parts.append(pc.fill_null(schemas, ""))
+    # There are few tables and many events: each name is matched once.
+    names = pc.dictionary_encode(pc.binary_join_element_wise(*parts, "\0"))
+    verdicts = []
+    for name in names.dictionary.to_pylist():
+        db, table, *schema = name.split("\0")
+        qualifiers = [q for q in (db, *schema) if q] or [""]
+        kept = any(selected(q, table, taken) for q in qualifiers)
+        verdicts.append(kept and all(selected(q, table, (), left_out) for q in qualifiers))
+    return pa.array(verdicts, pa.bool_()).take(names.indices)
+
+
+def all_of(*masks: pa.Array) -> pa.Array:
+    """Events for which every mask holds."""
+    result = masks[0]
+    for mask in masks[1:]:
+        result = pc.and_(result, mask)
+    return result
+
+
+def any_of(*masks: pa.Array) -> pa.Array:
+    """Events for which at least one mask holds."""
+    result = masks[0]
+    for mask in masks[1:]:
+        result = pc.or_(result, mask)
+    return result
+
+
+def field(events: Events, *path: str) -> Field:
+    """The value at a dotted path of `after`; several arguments are the steps of the path."""
+    return Field(events, tuple(path[0].split(".")) if len(path) == 1 else path)
+
+
+class Field:
+    """One field of each event; every method gives a mask without nulls."""
+
+    def __init__(self, events: Events, path: tuple[str, ...]) -> None:
+        self._events = events
+        self._path = path
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        """The field of each event; missing when it is not there or null."""
+        found = (_at(text, self._path) for text in self._events.after.text.to_pylist())
+        return [_MISSING if value is None else value for value in found]
+
+    def _mask(self, test: Callable[[Any], bool], missing: bool = False) -> pa.Array:
+        return pa.array(
+            [missing if value is _MISSING else test(value) for value in self._values], pa.bool_()
+        )
+
+    def exists(self) -> pa.Array:
+        return self._mask(lambda value: True)
+
+    def not_exists(self) -> pa.Array:
+        return self._mask(lambda value: False, missing=True)
+
+    def eq(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: other is not None and _same(value, other))
+
+    def ne(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: other is not None and not _same(value, other))
+
+    def gt(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: _order(value, other) == 1)
+
+    def gte(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: _order(value, other) in (0, 1))
+
+    def lt(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: _order(value, other) == -1)
+
+    def lte(self, other: Any) -> pa.Array:
+        return self._mask(lambda value: _order(value, other) in (-1, 0))
+
+    def is_in(self, *others: Any) -> pa.Array:
+        choices = _list(others)
+        return self._mask(lambda value: any(_same(value, other) for other in choices))
+
+    def not_in(self, *others: Any) -> pa.Array:
+        choices = _list(others)
+        return self._mask(
+            lambda value: not any(_same(value, other) for other in choices), missing=True
+        )
+
+    def contains(self, other: Any) -> pa.Array:
+        def test(value: Any) -> bool:
+            if isinstance(value, str):
+                return isinstance(other, str) and other in value
+            return isinstance(value, list) and any(_same(item, other) for item in value)
+
+        return self._mask(test)
+
+    def regex(self, pattern: str) -> pa.Array:
+        """Somewhere in a text; the syntax is RE2's, which never takes exponential time."""
+        texts = [value if isinstance(value, str) else None for value in self._values]
+        found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
+        return pc.fill_null(found, False)
+
+    def changed(self) -> pa.Array:
+        before = self._events.before.text.to_pylist()
+        after = self._events.after.text.to_pylist()
+        result = []
+        for old_text, new_text in zip(before, after, strict=True):
+            if old_text is None or new_text is None:
+                result.append(True)
+                continue
+            old, new = _at(old_text, self._path), _at(new_text, self._path)
+            if old is _MISSING or new is _MISSING:
+                result.append(old is not new)
+            else:
+                result.append(not _identical(old, new))
+        return pa.array(result, pa.bool_())
+
+
+def _at(text: str | None, path: tuple[str, ...]) -> Any:
+    if text is None:
+        return _MISSING
+    value = json.loads(text)
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            return _MISSING
+        value = value[name]
+    return value
+
+
+def _list(others: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(others) == 1 and isinstance(others[0], list | tuple):
+        return tuple(others[0])
+    return others
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if _is_number(one) and _is_number(other):
+        return float(one) == float(other)
+    if isinstance(one, list) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _identical(one: Any, other: Any) -> bool:
+    """As JSON values, integers in full: two big ones may be equal as floats and still differ."""
+    return type(one) is type(other) and json.dumps(one, sort_keys=True) == json.dumps(
+        other, sort_keys=True
+    )
+
+
+def _order(one: Any, other: Any) -> int | None:
+    """-1, 0 or 1; None for two values that have no order."""
+    if _is_number(one) and _is_number(other):
+        left: Any = float(one)
+        right: Any = float(other)
+    elif isinstance(one, str) and isinstance(other, str):
+        left, right = one.encode(), other.encode()
+    else:
+        return None
+    return int(left > right) - int(left < right)

@@ -1,0 +1,51 @@
+"""The folder of one run: Spark's checkpoint, segments, and whatever else may go when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+
+class Scratch:
+    """A private folder, removed at the end; what a killed run has left goes at the next start."""
+
+    def __init__(self, name: str) -> None:
+        prefix = f"dfc-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}-"
+        _sweep(Path(tempfile.gettempdir()), prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.segments = self.path / "segments"
+        self.segments.mkdir()
+        self.checkpoint = self.path / "checkpoint"
+
+    def ask_stop(self) -> None:
+        """Tells the reader to offer nothing new."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(self.segments / "stop", os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def remove(self) -> None:
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
+        try:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # someone else's, or a folder that is being made at this moment
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # that run is alive
+        finally:
+            os.close(lock)

@@ -1,0 +1,123 @@
+"""The Spark session of a job: quiet, local by default, and quick with small epochs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+_LOGGING = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSX}} %p %c{{1}}: %m%n%ex
+"""
+
+
+_GREETINGS = (
+    "WARNING: Using incubator modules",
+    "Setting default log level to",
+    "To adjust logging level use",
+)
+
+
+def settings(scratch: str, local: bool) -> dict[str, str]:
+    """What a job sets unless --conf says otherwise."""
+    chosen = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # One lane is one partition and nothing is shuffled: planning for more only takes time.
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        # The checkpoint is scratch for one run, so it may do without checksums and atomic renames.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "1",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        # The reader waits for news inside latestOffset; a second wait would only add to it.
+        "spark.sql.streaming.pollingDelay": "1ms",
+        "spark.driver.maxResultSize": "0",
+    }
+    if local:
+        chosen["spark.driver.host"] = "127.0.0.1"
+        chosen["spark.driver.bindAddress"] = "127.0.0.1"
+        chosen["spark.local.dir"] = os.path.join(scratch, "local")
+    return chosen
+
+
+def start(
+    name: str, scratch: str, master: str | None, conf: dict[str, str], verbose: bool
+) -> tuple[Any, bool]:
+    """A session, and whether it was made here (else it belongs to someone who will stop it)."""
+    # Workers must be this very Python: the one on the PATH may lack pyarrow, or this package.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        return SparkSession.builder.getOrCreate(), False
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has said the master
+    chosen = SparkConf(loadDefaults=submitted)
+    if master or not submitted:
+        chosen.setMaster(master or "local[*]")
+    local = (chosen.get("spark.master") or "").startswith("local")
+    chosen.setAppName(f"dfc-{name}")
+    for key, value in {**settings(scratch, local), **conf}.items():
+        chosen.set(key, value)
+    level = "warn" if verbose else "off"
+    if submitted:
+        chosen.set("spark.log.level", level.upper())
+    else:
+        logging = os.path.join(scratch, "log4j2.properties")
+        with open(logging, "w") as file:
+            file.write(_LOGGING.format(level=level))
+        options = chosen.get("spark.driver.extraJavaOptions") or ""
+        chosen.set(
+            "spark.driver.extraJavaOptions",
+            f"-Dlog4j2.configurationFile={logging} -XX:+UseParallelGC {options}".strip(),
+        )
+    context = SparkContext(conf=chosen, gateway=None if submitted else _gateway(chosen, verbose))
+    return SparkSession(context), True
+
+
+def _gateway(conf: Any, verbose: bool) -> Any:
+    """Java in a session of its own: a Ctrl-C or a signal to our process group is for us alone.
+
+    It still ends with us, whatever happens, because its standard input ends then.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    if verbose:
+        return launch_gateway(conf, popen_kwargs={"start_new_session": True})
+    reading, writing = os.pipe()
+    threading.Thread(target=_pass_on, args=(reading,), name="java-stderr", daemon=True).start()
+    try:
+        return launch_gateway(conf, popen_kwargs={"start_new_session": True, "stderr": writing})
+    finally:
+        os.close(writing)
+
+
+def _pass_on(reading: int) -> None:
+    """Java's standard error without the greetings that no setting of Spark's turns off."""
+    with open(reading, errors="replace") as lines:
+        for line in lines:
+            if not line.startswith(_GREETINGS):
+                sys.stderr.write(line)
+                sys.stderr.flush()
