@@ -42,7 +42,7 @@ def _value(value: object) -> Any:
         case EnvRef():
             return spelled(Text((value,)))
         case Span():
-            return str(value)
+            return value.short()
         case tuple():
             return [_value(item) for item in value]
     if is_dataclass(value):

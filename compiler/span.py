@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -15,6 +16,10 @@ class Span:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}"
+
+    def short(self) -> str:
+        """Without folders and column: the same wherever the spec lies."""
+        return f"{PurePath(self.file).name}:{self.line}"
 
     def right(self, columns: int) -> Span:
         return Span(self.file, self.line, self.col + columns)

@@ -12,8 +12,6 @@ import ast
 def py_literal(value: object) -> str:
     """Python source that evaluates to `value`: None, bool, int, float, str, tuple or dict of them."""
     match value:
-        case str() if "\n" in value.rstrip("\n"):
-            return _block(value)
         case str():
             return _line(value)
         case float() if value != value or value in (float("inf"), float("-inf")):
@@ -52,8 +50,10 @@ def _line(text: str) -> str:
     return '"' + _escape(text).replace('"', '\\"') + '"'
 
 
-def _block(text: str) -> str:
+def py_block(text: str) -> str:
     """A script reads as it was written: triple quotes, one source line for each line of text."""
+    if "\n" not in text.rstrip("\n"):
+        return _line(text)
     body = "\n".join(_escape(line) for line in text.split("\n")).replace('"""', '\\"\\"\\"')
     if body.endswith('"'):
         body = body[:-1] + '\\"'

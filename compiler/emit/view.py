@@ -34,7 +34,7 @@ from ..plan import (
 )
 from ..span import Span
 from .expressions import Imports, event_column, join_parts, row_column
-from .literals import py_comment, py_docstring, py_literal, py_name
+from .literals import py_block, py_comment, py_docstring, py_literal, py_name
 
 _FORMATS = {TursoSource: "dfc_turso", MysqlSource: "dfc_mysql", PostgresSource: "dfc_postgres"}
 _KINDS = {TursoSource: "turso", MysqlSource: "mysql", PostgresSource: "postgres"}
@@ -243,9 +243,9 @@ class _Builder:
 
     def script(self, processor: JavaScript) -> str:
         name = self.unique(f"SCRIPT_{py_name(processor.id).upper().strip('_')}")
-        kwargs = _shown(
-            processor, "id script cpu_ms mem_mb timeout_ms on_error deterministic engine"
-        )
+        limits = "cpu_ms mem_mb timeout_ms on_error deterministic engine"
+        text = ("script", py_block(processor.script))
+        kwargs = (*_shown(processor, "id"), text, *_shown(processor, limits))
         self.view.scripts.append((name, str(Call("Script", kwargs=kwargs))))
         return name
 
@@ -516,7 +516,7 @@ def _summary(plan: Plan) -> str:
 
 
 def _at(span: Span) -> str:
-    return py_comment(f"{span.file}:{span.line}")
+    return py_comment(span.short())
 
 
 def _heading(text: str, span: Span | None = None) -> str:
