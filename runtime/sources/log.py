@@ -1,0 +1,61 @@
+"""What a database's log looks like to the segment reader, and how its failures are told apart."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Protocol
+
+import pyarrow as pa
+
+from ..errors import DfcError
+
+logger = logging.getLogger("dfc.source")
+
+
+class SourceError(DfcError):
+    """The source cannot go on: one line that says why and what to do."""
+
+
+class TransientError(SourceError):
+    """The source could not go on just now: worth another try at the same position."""
+
+
+class LogReader(Protocol):
+    """One connection to a database's log, used by one thread at a time.
+
+    Positions are texts that compare bytewise as the log runs; "" is before everything. Batches hold
+    whole transactions: whoever calls may cut between two results of `read`, never inside one.
+    """
+
+    @property
+    def position(self) -> str:
+        """Everything at or below it has been handed out, or was not ours to hand out."""
+
+    def open(self, start: str) -> str:
+        """Connects and stands behind `start`; returns where it really stands."""
+
+    def read(self, wait: float) -> list[pa.RecordBatch]:
+        """The next transactions, in order; empty after about `wait` seconds without any."""
+
+    def quiet(self) -> float:
+        """Seconds for which `read` is known to bring nothing: no use in waiting to fill a batch."""
+
+    def head(self) -> str:
+        """The position that covers everything committed in the database at this moment."""
+
+    def durable(self, position: str) -> None:
+        """Every sink holds everything up to here: what the database kept for us may go."""
+
+    def close(self) -> None:
+        """Gives the connection back; `open` may follow."""
+
+
+def log_to_stderr() -> None:
+    """Spark's source process comes without any logging set up; leave one that somebody made."""
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

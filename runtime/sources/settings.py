@@ -1,0 +1,104 @@
+"""What every dfc source is told beside its own settings, as Spark options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ..events import EVENT_COLUMNS, arrow_schema
+from . import lanes
+from .log import SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """The options that a job adds to its source; each has a default fit for a notebook."""
+
+    pipeline: str = ""
+    tenant: str = ""
+    id: str = "source"
+    start: str = ""
+    storage: str = ""
+    folder: str = ""
+    carry: str = "inline"
+    lanes: int = 1
+    lane_key: str = ""
+    batch_max_events: int = 2000
+    batch_max_bytes: int = 16 << 20
+    batch_max_ms: int = 50
+    tick_secs: float = 0
+    sinks: tuple[str, ...] = ()
+    columns: tuple[str, ...] = tuple(EVENT_COLUMNS)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReaderSettings:
+        def number(name: str, default: float) -> float:
+            text = options.get(name)
+            try:
+                return default if text is None else float(text)
+            except ValueError:
+                raise SourceError(f"option {name}: not a number: {text!r}") from None
+
+        folder = options.get("folder", "")
+        carry = options.get("carry", "file" if folder else "inline")
+        if carry not in ("file", "inline"):
+            raise SourceError(f"option carry: {carry!r} is neither file nor inline")
+        return cls(
+            pipeline=options.get("pipeline", ""),
+            tenant=options.get("tenant", ""),
+            id=options.get("id", "source"),
+            start=options.get("start", ""),
+            storage=options.get("storage", ""),
+            folder=folder,
+            carry=carry,
+            lanes=max(1, int(number("lanes", 1))),
+            lane_key=options.get("lane_key", ""),
+            batch_max_events=int(number("batch_max_events", 2000)),
+            batch_max_bytes=int(number("batch_max_bytes", 16 << 20)),
+            batch_max_ms=int(number("batch_max_ms", 50)),
+            tick_secs=number("tick_secs", 0),
+            sinks=texts(options, "sinks"),
+            columns=texts(options, "columns") or tuple(EVENT_COLUMNS),
+        )
+
+    @property
+    def alone(self) -> bool:
+        """Used without a job, as in a notebook: Spark's own checkpoint is all that is known."""
+        return not self.pipeline
+
+    @property
+    def guest(self) -> bool:
+        """A job that keeps nothing (a dry run): it must leave no trace in the database either."""
+        return bool(self.pipeline) and not self.storage
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What Spark gets."""
+        return arrow_schema(self.columns)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """What the log must build: also what cutting into segments and lanes looks at."""
+        wanted = {*self.columns, "position"}
+        if self.lanes > 1:
+            wanted.update(lanes.NEEDED_FOR_KEY if self.lane_key else lanes.NEEDED)
+        return tuple(name for name in EVENT_COLUMNS if name in wanted)
+
+
+def texts(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """An option that holds a JSON list of strings; a bare word is a list of one."""
+    text = options.get(name, "").strip()
+    if not text:
+        return ()
+    if not text.startswith("["):
+        return (text,)
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise SourceError(f"option {name}: not a JSON list of strings: {text}")
+    return tuple(values)
