@@ -13,14 +13,17 @@ from .events import Events
 
 
 class Messages:
-    """Destination, key, value and headers; each one text for all, a column, or None.
+    """Value, destination, key and headers; each one text for all, a column, or None.
 
-    `headers` are JSON objects of strings as text. A null destination is an error of its event.
+    `headers` are JSON objects of strings as text. A null destination is an error of its event; a
+    sink that has no destinations, such as the console, leaves `to` empty.
     """
 
     __slots__ = ("headers", "key", "to", "value")
 
-    def __init__(self, to: Part, key: Part, value: Part, headers: Part = None) -> None:
+    def __init__(
+        self, *, value: Part, to: Part = "", key: Part = None, headers: Part = None
+    ) -> None:
         self.to: Text = as_text(to)
         self.key: Text = as_text(key)
         self.value: Text = as_text(value)
@@ -30,7 +33,12 @@ class Messages:
         def part(column: Text) -> Text:
             return column.slice(start, stop - start) if isinstance(column, pa.Array) else column
 
-        return Messages(part(self.to), part(self.key), part(self.value), part(self.headers))
+        return Messages(
+            value=part(self.value),
+            to=part(self.to),
+            key=part(self.key),
+            headers=part(self.headers),
+        )
 
     def column(self, name: str, rows: int) -> pa.Array:
         """One of the four as a column, also when it is the same for all."""

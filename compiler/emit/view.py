@@ -206,13 +206,12 @@ class _Builder:
     def job(self) -> str:
         plan = self.plan
         kwargs = [("tenant", py_literal(plan.tenant)), ("env", "ENV"), ("storage", "STORAGE")]
-        kwargs += [("source", "SOURCE"), ("batch", "BATCH"), ("commit", "COMMIT")]
+        kwargs += [("batch", "BATCH"), ("sinks", "sinks")]
         if plan.lanes.count > 1:
             kwargs.append(("lanes", str(plan.lanes.count)))
             if plan.lanes.key:
                 kwargs.append(("lane_key", py_literal(plan.lanes.key)))
-        if needs := _needs(plan):
-            kwargs.append(("needs", py_literal(needs)))
+        kwargs.append(("needs", py_literal(_needs(plan))))
         return str(Call("Job", (py_literal(plan.name),), tuple(kwargs)))
 
     # --- processors ----------------------------------------------------------------------------
@@ -416,7 +415,7 @@ class _Builder:
 
 def _needs(plan: Plan) -> tuple[str, ...]:
     """What the job asks of its runtime beyond the core, so that it fails at start, not half-way."""
-    wanted: dict[str, bool] = {}
+    wanted = {_FORMATS[type(plan.source)]: True}
     for step in (s for p in plan.passes for s in p.steps):
         wanted[type(step).__name__.lower()] = not isinstance(step, Filter)
     wanted["journal"] = plan.journal.enabled

@@ -16,12 +16,13 @@ class Script:
     """A user's JavaScript and its limits."""
 
     id: str
-    code: str
-    cpu_ms: int = 0
-    mem_mb: int = 0
-    timeout_ms: int = 0
+    script: str
+    cpu_ms: int = 50
+    mem_mb: int = 128
+    timeout_ms: int = 500
     on_error: str = "fail"
-    deterministic: bool = True
+    deterministic: bool = False
+    engine: str = "quickjs"
 
 
 def javascript(events: Events, *scripts: Script, **settings: Any) -> NoReturn:

@@ -79,7 +79,7 @@ class TursoSource(_Source):
     cdc_mode: str = "auto"
     poll_interval_ms: int = 1000
     native_cdc_level: str = "data"
-    columns: tuple[str, ...] = ()
+    columns: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class MysqlSource(_Source):
     snapshot: Snapshot | None = None
     on_schema_drift: str = "adapt"
     json_wide_integers: str = "number"
-    columns: tuple[str, ...] = ()
+    columns: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class PostgresSource(_Source):
     reselect: bool = False
     heartbeat_interval_secs: int = 10
     heartbeat_query: str | None = None
-    columns: tuple[str, ...] = ()
+    columns: str = ""
 
 
 def register(spark: Any) -> None:

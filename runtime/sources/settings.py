@@ -61,7 +61,7 @@ class ReaderSettings:
             batch_max_ms=int(number("batch_max_ms", 50)),
             tick_secs=number("tick_secs", 0),
             sinks=texts(options, "sinks"),
-            columns=texts(options, "columns") or tuple(EVENT_COLUMNS),
+            columns=tuple(options.get("columns", "").split()) or tuple(EVENT_COLUMNS),
         )
 
     @property

@@ -66,16 +66,14 @@ def main() -> None:
         tenant="acme",
         env=ENV,
         storage=STORAGE,
-        source=SOURCE,
         batch=BATCH,
-        commit=COMMIT,
-        needs=("schema_sensing",),
+        sinks=sinks,
+        needs=("dfc_postgres", "schema_sensing"),
     )
-    deliver = job.deliver(process, sinks(job.env))
     spark = job.session()
-    events = spark.readStream.format("dfc_postgres").options(**job.options()).load()
-    acks = events.mapInArrow(deliver, ACKS)
-    job.run(acks.writeStream.foreachBatch(job.settle()))
+    events = spark.readStream.format("dfc_postgres").options(**job.options(SOURCE)).load()
+    acks = events.mapInArrow(job.deliver(process), ACKS)
+    job.run(acks.writeStream.foreachBatch(job.settle(COMMIT)))
 
 
 if __name__ == "__main__":

@@ -73,13 +73,18 @@ COMMIT = CommitPolicy.required("a.b", "a-b", "A_B", "1st", "class")
 
 def main() -> None:
     job = Job(
-        "shop", tenant="acme", env=ENV, storage=STORAGE, source=SOURCE, batch=BATCH, commit=COMMIT
+        "shop",
+        tenant="acme",
+        env=ENV,
+        storage=STORAGE,
+        batch=BATCH,
+        sinks=sinks,
+        needs=("dfc_turso",),
     )
-    deliver = job.deliver(process, sinks(job.env))
     spark = job.session()
-    events = spark.readStream.format("dfc_turso").options(**job.options()).load()
-    acks = events.mapInArrow(deliver, ACKS)
-    job.run(acks.writeStream.foreachBatch(job.settle()))
+    events = spark.readStream.format("dfc_turso").options(**job.options(SOURCE)).load()
+    acks = events.mapInArrow(job.deliver(process), ACKS)
+    job.run(acks.writeStream.foreachBatch(job.settle(COMMIT)))
 
 
 if __name__ == "__main__":
