@@ -275,13 +275,14 @@ demo() {
     cat "$SHOP/job.py"
 
     heading "4. The job runs, and meanwhile the shop changes: examples/shop-changes.sql"
+    say "(starting Spark: half a minute or less)"
     trap stop_job EXIT
     python "$SHOP/job.py" --storage "sqlite:$SHOP/state.db" >"$SHOP/console.txt" 2>"$SHOP/job.log" &
     JOB_PID=$!
     wait_until 120 "watch the tables" tables_are_watched
     cat examples/shop-changes.sql
     sqlite_script examples/shop-changes.sql
-    wait_until 60 "deliver the $expected events" events_are_out "$expected"
+    wait_until 120 "deliver the $expected events" events_are_out "$expected"
     kill -TERM "$JOB_PID"
     wait "$JOB_PID" || job_failed "did not stop cleanly"
     trap - EXIT

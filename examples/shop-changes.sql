@@ -1,7 +1,7 @@
 -- What happens in the shop while the pipeline runs: five transactions, eight changed rows.
 -- quickstart.yaml keeps five of them.
 
--- A new customer and her first order arrive together, so they leave together.
+-- A new customer and her first order, in one transaction.
 BEGIN;
 INSERT INTO customers (id, name, email) VALUES (3, 'Żaneta', NULL);
 INSERT INTO orders (id, customer_id, item, total) VALUES (2, 3, 'tea, "first flush"', 12.50);
