@@ -90,6 +90,14 @@ def _optional(before: str, column: Text, after: str = "") -> list[str | pa.Array
     return [pc.fill_null(whole, "")] if column.null_count else [before, column, after]
 
 
+def _carried(e: Events, before: str, name: str, after: str = "") -> list[str | pa.Array]:
+    """The same for a column that a job leaves out when its source never fills it."""
+    if not e.has(name) or e.column(name).null_count == len(e):
+        return []
+    column = e.column(name)
+    return _optional(before, _escaped(column) if after else as_text(column), after)
+
+
 def _or_null(column: pa.Array) -> str | pa.Array:
     """JSON texts, with the text `null` for those that are not there."""
     if column.null_count == 0:
@@ -151,20 +159,16 @@ def _native(e: Events, head: str, tail: str) -> pa.Array:
         e.op,
         '","ts_ms":',
         pc.cast(e.ts_ms, pa.string()),
-        *_optional(',"transaction":', e.transaction.text),
+        *_carried(e, ',"transaction":', "transaction"),
         *_optional(',"event_id":"', _escaped(e.event_id), '"'),
         *([f',"tenant_id":"{_escape(e.tenant)}"'] if e.tenant is not None else []),
-        *_optional(',"schema_version":"', _escaped(e.schema_version), '"'),
+        *_carried(e, ',"schema_version":"', "schema_version", '"'),
+        *_carried(e, ',"schema_sequence":', "schema_sequence"),
+        *_carried(e, ',"ddl":', "ddl"),
+        *_carried(e, ',"trace_id":"', "trace_id", '"'),
+        *_carried(e, ',"tags":', "tags"),
+        *_carried(e, ',"synthetic":"', "synthetic", '"'),
     ]
-    if e.schema_sequence.null_count < len(e):
-        parts += _optional(',"schema_sequence":', pc.cast(e.schema_sequence, pa.string()))
-    parts += _optional(',"ddl":', e.ddl.text)
-    if e.has("trace_id"):
-        parts += _optional(',"trace_id":"', _escaped(e.trace_id), '"')
-    if e.has("tags"):
-        parts += _optional(',"tags":', e.tags.text)
-    if e.has("synthetic"):
-        parts += _optional(',"synthetic":"', _escaped(e.synthetic), '"')
     ending = e.tx_end.true_count
     if ending == len(e):
         parts.append(',"tx_end":true')
@@ -228,9 +232,9 @@ def rfc3339(ts_ms: pa.Array) -> pa.Array:
 
 def _qualifier(e: Events) -> str | pa.Array:
     """Schema where the source has schemas, database where it has none."""
-    schema = e.source.schema
-    if schema.null_count == len(e):
+    if not e.has("schema") or e.source.schema.null_count == len(e):
         return e.source.db
+    schema = e.source.schema
     return pc.coalesce(schema, e.source.db) if schema.null_count else schema
 
 
@@ -267,7 +271,7 @@ def idempotency_key(e: Events) -> pa.Array:
                 ".",
                 e.source.table,
                 "|",
-                _filled(e.tx_id, ""),
+                _filled(e.tx_id, "") if e.has("tx_id") else "",
                 "|",
                 _filled(e.event_id, "_"),
             ]

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -30,6 +30,15 @@ from .sinks import DryRunSink, Sink
 from .storage import SqliteStorage, Storage
 
 _FAILED, _USAGE = 1, 2
+
+
+class Source(Protocol):
+    """What a job needs to know of its source; dfc_runtime.sources has the real ones."""
+
+    @property
+    def id(self) -> str: ...
+
+    def options(self) -> dict[str, str]: ...
 
 
 class Job:
@@ -91,15 +100,15 @@ class Job:
             self._spark, self._own_spark = spark_session.start(
                 self.name, str(self._scratch.path), self.args.master, conf, self.args.verbose
             )
-            from . import sources
+            from .sources import register
 
-            getattr(sources, "register", lambda spark: None)(self._spark)
+            register(self._spark)
         except Exception as error:
             self._fail(error)
         self._listen()  # once more: Spark has put its own handler for Ctrl-C
         return self._spark
 
-    def options(self, source: Any) -> dict[str, str]:
+    def options(self, source: Source) -> dict[str, str]:
         """Options of the reader: the source's own settings, and what this run adds to them."""
         scratch = self._scratch
         assert scratch is not None, "session() comes first"
@@ -107,15 +116,10 @@ class Job:
             self._positions = self._load_positions(source.id)
         except (DfcError, OSError) as error:
             self._fail(error)
-        own = {
-            field.name: _option(getattr(source, field.name))
-            for field in dataclasses.fields(source)
-            if getattr(source, field.name) is not None
-        }
         local = str(self._spark.sparkContext.master).startswith("local")
         ticks = [sink.tick_secs for sink in self.sinks if sink.tick_secs > 0]
         return {
-            **own,
+            **source.options(),
             "pipeline": self.name,
             "tenant": self.tenant or "",
             "start": self._positions.start,
@@ -263,10 +267,6 @@ def _unchanged(events: Events) -> Events:
     return events
 
 
-def _option(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _conf(item: str) -> tuple[str, str]:
     key, equals, value = item.partition("=")
     if not equals or not key:
@@ -282,9 +282,9 @@ def _check_needs(needs: Sequence[str]) -> None:
         if name in UNBUILT:
             raise Unavailable(f"the {name} processor is not built yet")
         if name.startswith("dfc_"):
-            from . import sources
+            from .sources import FORMATS
 
-            if name not in getattr(sources, "FORMATS", ()):
+            if name not in FORMATS:
                 kind = name.removeprefix("dfc_")
                 raise Unavailable(f"the {kind} source is not built yet")
 

@@ -8,12 +8,11 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import tiny_source
-from pyspark import cloudpickle
-from tiny_source import Tiny, TinySource
-
 from dfc_runtime import ACKS, Batch, CommitPolicy, Env, Events, Job, Messages, Storage
 from dfc_runtime.columns import join, native
 from dfc_runtime.sinks import ConsoleSink, FileSink, KafkaSink, Sink
+from pyspark import cloudpickle
+from tiny_source import Tiny, TinySource
 
 cloudpickle.register_pickle_by_value(tiny_source)
 
@@ -31,7 +30,7 @@ def to_archive(e: Events) -> Messages:
 
 
 def to_screen(e: Events) -> Messages:
-    return Messages(to="", key=e.primary_key, value=e.after.text)
+    return Messages(key=e.primary_key, value=e.after.text)
 
 
 def sinks(env: Env) -> tuple[Sink, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+from dfc_runtime.events import EVENT_COLUMNS, arrow_schema, ddl_schema
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-from dfc_runtime.events import EVENT_COLUMNS, arrow_schema, ddl_schema
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,10 @@ class TinySource:
     tables: int = 1
     pause_ms: int = 0
     fail_at: int = -1
-    columns: tuple[str, ...] = tuple(EVENT_COLUMNS)
+    columns: str = " ".join(EVENT_COLUMNS)
+
+    def options(self) -> dict[str, str]:
+        return {name: str(value) for name, value in asdict(self).items()}
 
 
 def events(begin: int, end: int, tx: int = 3, tables: int = 1, last: int = -1) -> pa.RecordBatch:
@@ -93,7 +94,7 @@ class TinyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if lanes > 1:
             rows = [i for i in range(batch.num_rows) if (first + 1 + i) % lanes == lane]
             batch = batch.take(pa.array(rows, pa.int64()))
-        yield batch.select(json.loads(self.options["columns"]))
+        yield batch.select(self.options["columns"].split())
 
 
 class Tiny(DataSource):
@@ -102,7 +103,7 @@ class Tiny(DataSource):
         return "dfc_tiny"
 
     def schema(self) -> str:
-        return ddl_schema(json.loads(self.options["columns"]))
+        return ddl_schema(self.options["columns"].split())
 
     def streamReader(self, schema: Any) -> TinyReader:
         return TinyReader(self.options)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from dfc_runtime.errors import Unavailable
+from dfc_runtime.events import Events
+from dfc_runtime.processors import (
+    Script,
+    all_of,
+    any_of,
+    field,
+    flatten,
+    javascript,
+    op_in,
+    outbox,
+    table_in,
+)
+
+
+def events(*after: Any, before: Any = ()) -> Events:
+    def texts(values: Any) -> pa.Array:
+        return pa.array([None if v is None else json.dumps(v) for v in values], pa.string())
+
+    columns = {"after": texts(after), "before": texts(before or [None] * len(after))}
+    return Events(pa.record_batch(columns), pipeline="p")
+
+
+def test_op_and_table() -> None:
+    batch = pa.record_batch(
+        {
+            "op": ["c", "u", "d"],
+            "db": ["shop", "shop", "app"],
+            "schema": pa.array([None, None, "public"], pa.string()),
+            "table": ["orders", "logs", "users"],
+        }
+    )
+    e = Events(batch, pipeline="p")
+    assert op_in(e, "c", "d").to_pylist() == [True, False, True]
+    assert table_in(e, include=["shop.*"]).to_pylist() == [True, True, False]
+    assert table_in(e, include=["public.users", "app.none"]).to_pylist() == [False, False, True]
+    assert table_in(e, exclude=["logs", "public.*"]).to_pylist() == [True, False, False]
+    assert table_in(e, include=["*"], exclude=["shop.logs"]).to_pylist() == [True, False, True]
+    without = Events(batch.select(["op", "db", "table"]), pipeline="p")
+    assert table_in(without, include=["orders"]).to_pylist() == [True, False, False]
+
+
+ROWS = [{"a": {"b": 5}}, {"a": {"b": 5.0}}, {"a": {"b": "5"}}, {"a": {"b": None}}, {"a": 1}, None]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "expected"),
+    [
+        ("exists", (), [1, 1, 1, 0, 0, 0]),
+        ("not_exists", (), [0, 0, 0, 1, 1, 1]),
+        ("eq", (5,), [1, 1, 0, 0, 0, 0]),
+        ("eq", ("5",), [0, 0, 1, 0, 0, 0]),
+        ("eq", (None,), [0, 0, 0, 0, 0, 0]),
+        ("ne", (5,), [0, 0, 1, 0, 0, 0]),
+        ("gt", (4,), [1, 1, 0, 0, 0, 0]),
+        ("gt", ("4",), [0, 0, 1, 0, 0, 0]),
+        ("gte", (5,), [1, 1, 0, 0, 0, 0]),
+        ("lt", (5,), [0, 0, 0, 0, 0, 0]),
+        ("lte", (5,), [1, 1, 0, 0, 0, 0]),
+        ("is_in", (1, 5), [1, 1, 0, 0, 0, 0]),
+        ("is_in", (["5", 9],), [0, 0, 1, 0, 0, 0]),
+        ("not_in", (1, 5), [0, 0, 1, 1, 1, 1]),
+        ("regex", ("^5$",), [0, 0, 1, 0, 0, 0]),
+    ],
+)
+def test_field(method: str, arguments: tuple[Any, ...], expected: list[int]) -> None:
+    mask = getattr(field(events(*ROWS), "a.b"), method)(*arguments)
+    assert mask.to_pylist() == [bool(x) for x in expected]
+    assert mask.null_count == 0
+
+
+def test_booleans_are_not_numbers() -> None:
+    assert field(events({"a": True}, {"a": 1}), "a").eq(1).to_pylist() == [False, True]
+    assert field(events({"a": True}, {"a": 1}), "a").eq(True).to_pylist() == [True, False]
+
+
+def test_contains() -> None:
+    e = events({"t": "hello"}, {"t": ["x", 1]}, {"t": 5}, {})
+    assert field(e, "t").contains("ell").to_pylist() == [True, False, False, False]
+    assert field(e, "t").contains(1.0).to_pylist() == [False, True, False, False]
+
+
+def test_changed() -> None:
+    big = 2**60
+    e = events(
+        {"a": 1}, {"a": 2}, {"a": 1}, None, {"b": 1}, {"a": None}, {"a": big + 1},
+        before=[{"a": 1}, {"a": 1}, None, {"a": 1}, {"c": 1}, {}, {"a": big}],
+    )  # fmt: skip
+    assert field(e, "a").changed().to_pylist() == [False, True, True, True, False, True, True]
+
+
+def test_steps_of_a_path_may_hold_dots() -> None:
+    e = events({"a.b": {"c": 1}})
+    assert field(e, "a.b", "c").eq(1).to_pylist() == [True]
+
+
+def test_combining() -> None:
+    a, b = pa.array([True, True, False]), pa.array([True, False, False])
+    assert all_of(a, b).to_pylist() == [True, False, False]
+    assert any_of(a, b).to_pylist() == [True, True, False]
+
+
+def test_what_is_not_built_says_so() -> None:
+    e = events({})
+    for call in (lambda: javascript(e, Script("s", "x")), lambda: flatten(e), lambda: outbox(e)):
+        with pytest.raises(Unavailable, match="not built yet"):
+            call()
