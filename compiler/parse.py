@@ -48,8 +48,10 @@ class Map:
 
 Node = Scalar | Seq | Map
 
+# A leading zero is an octal number to some and a decimal one to others: it stays text.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z|0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_LONGEST_INT = 1000  # characters; Python refuses to print integers of more than 4300 digits
 _WORDS: dict[str, bool | float | None] = {
     "": None,
     "~": None,
@@ -59,7 +61,8 @@ _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys((".inf", ".Inf", ".INF"), math.inf),
     "-.inf": -math.inf,
 }
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
+# What the YAML library would refuse; NEL (U+0085) is a line break to it.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ufffe\uffff\ud800-\udfff]")
 
 
 def parse(data: bytes, file: str, diagnostics: Diagnostics) -> Map | None:
@@ -131,8 +134,9 @@ class _Builder:
         self.file = file
         self.diagnostics = diagnostics
         self.anchors: dict[str, Node | None] = {}  # None: still being built, so an alias is a loop
-        self.sizes: dict[int, int] = {}
+        self.extents: dict[int, tuple[int, int]] = {}  # of anchored nodes: how many, how deep
         self.nodes = 0
+        self.deepest = 0
 
     def document(self) -> Node:
         root: Node | None = None
@@ -154,19 +158,12 @@ class _Builder:
 
     def node(self, event: Any, depth: int) -> Node:
         span = self.span(event)
-        if depth > MAX_DEPTH:
-            self.diagnostics.error(
-                "DFC107",
-                span,
-                f"nested more than {MAX_DEPTH} levels deep",
-                "no pipeline needs that",
-            )
-            raise _Stop
+        self.descend(depth, span)
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event, span)
+            return self.alias(event, span, depth)
         if event.anchor:
             self.anchors[event.anchor] = None
-        before = self.nodes
+        before, deepest, self.deepest = self.nodes, self.deepest, depth
         self.count(1, span)
         node: Node
         if isinstance(event, yaml.ScalarEvent):
@@ -182,10 +179,11 @@ class _Builder:
             node = self.mapping(span, depth)
         if event.anchor:
             self.anchors[event.anchor] = node
-            self.sizes[id(node)] = self.nodes - before
+            self.extents[id(node)] = (self.nodes - before, self.deepest - depth)
+        self.deepest = max(self.deepest, deepest)
         return node
 
-    def alias(self, event: Any, span: Span) -> Node:
+    def alias(self, event: Any, span: Span, depth: int) -> Node:
         if event.anchor not in self.anchors:
             self.diagnostics.error("DFC108", span, f"no anchor {quote('&' + event.anchor)} above")
             raise _Stop
@@ -198,8 +196,21 @@ class _Builder:
                 "a value cannot hold itself; write the part out",
             )
             raise _Stop
-        self.count(self.sizes[id(node)], span)
+        nodes, height = self.extents[id(node)]
+        self.count(nodes, span)
+        self.descend(depth + height, span)  # aliases of aliases go deeper than the text does
         return node
+
+    def descend(self, depth: int, span: Span) -> None:
+        self.deepest = max(self.deepest, depth)
+        if depth > MAX_DEPTH:
+            self.diagnostics.error(
+                "DFC107",
+                span,
+                f"nested more than {MAX_DEPTH} levels deep",
+                "no pipeline needs that",
+            )
+            raise _Stop
 
     def count(self, nodes: int, span: Span) -> None:
         self.nodes += nodes
@@ -218,6 +229,7 @@ class _Builder:
             if not isinstance(event, yaml.ScalarEvent):
                 self.diagnostics.error("DFC111", at, "a key must be plain text")
                 raise _Stop
+            self.tag(event, at, "tag:yaml.org,2002:str")
             key = event.value
             value = self.node(next(self.events), depth + 1)
             if key in keys:
@@ -274,17 +286,20 @@ def _plain(text: str) -> str | int | float | bool | None:
     if text in _WORDS:
         return _WORDS[text]
     if _INT.match(text):
-        return int(text, 16) if text[:2] == "0x" else int(text) if len(text) < 40 else text
+        if len(text) > _LONGEST_INT:
+            return text
+        return int(text, 16) if text[:2] == "0x" else int(text)
     if _FLOAT.match(text):
         return float(text)
     return text
 
 
 def _decode(data: bytes, file: str, diagnostics: Diagnostics) -> str | None:
+    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
-        good = data[: error.start].decode("utf-8-sig", "replace")
+        good = data[: error.start].decode()
         diagnostics.error(
             "DFC102",
             _at(good, len(good), file),
