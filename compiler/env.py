@@ -19,11 +19,18 @@ _PATH = re.compile(r"[a-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*\Z")
 _LOOKS_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_PATH = 3
 
-# Places where a password hides in plain sight: key=value connection strings, and the names of
-# client settings that hold one.
-_DSN_PASSWORD = re.compile(r"(?:^|\s)password\s*=\s*(?!\s)", re.IGNORECASE)
+# Places where a password hides in plain sight: URLs, key=value connection strings, and the names
+# of client settings that hold one. `\0` stands for a value that is not in the file.
+_NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+_SCHEME = re.compile(r"\s*([^:/?#\s]*)://")
+_BARE_LOGIN = re.compile(r"[^/\s:@]*:(?!\\)([^/\s@]+)@")  # but not C:\x@y
+_PASSWORD_KEY = re.compile(
+    r"(?:pass(?:word|wd|phrase)?|pwd|token|secret|jwt)\s*=\s*['\"]?([^\s'\"&;]+)", re.IGNORECASE
+)
+_HAS_USERS = ("mysql", "postgres", "postgresql", "redis", "rediss")  # elsewhere `x@` is a token
 _SECRET_SETTING = re.compile(
-    r"password|secret|token(?!\.endpoint)|\.pem$|jaas\.config", re.IGNORECASE
+    r"passw|passphrase|secret|token(?!\.endpoint)|key\.pem|keystore\.key|jaas\.config|user\.info",
+    re.IGNORECASE,
 )
 
 
@@ -55,14 +62,17 @@ def read_text(
     assert isinstance(scalar.value, str)
     if kind is None:
         return _literal_only(scalar, what, diagnostics)
-    parts, places = _cut(scalar, diagnostics)
+    guarded = kind == "secret" and not allow_literal_secrets
+    # Whatever stands in a secret's place may be the secret: nothing of it is quoted.
+    parts, places = _cut(scalar, kind, Diagnostics() if guarded else diagnostics)
     written = Written(tuple(parts), tuple(places), scalar.span, scalar.default)
+    if guarded:
+        _check_secret(written, what, diagnostics)
+        return written
     for part, place in zip(parts, places, strict=True):
         if isinstance(part, Field):
             _check_field(part, place, kind, what, diagnostics)
-    if kind == "secret" and not allow_literal_secrets:
-        _check_secret(written, what, diagnostics)
-    if kind == "url" and not allow_literal_secrets and _has_password(written):
+    if kind in ("url", "env") and not allow_literal_secrets and _has_password(written, kind):
         diagnostics.error(
             "DFC120",
             scalar.span,
@@ -89,7 +99,7 @@ def _literal_only(scalar: Scalar, what: str, diagnostics: Diagnostics) -> Writte
 
 
 def _cut(
-    scalar: Scalar, diagnostics: Diagnostics
+    scalar: Scalar, kind: str, diagnostics: Diagnostics
 ) -> tuple[list[Literal | EnvRef | Field], list[Span]]:
     text = str(scalar.value)
     parts: list[Literal | EnvRef | Field] = []
@@ -128,7 +138,7 @@ def _cut(
             at = len(text)
             break
         inner = text[dollar + 2 : end]
-        part = _reference(inner, place(dollar), diagnostics)
+        part = _reference(inner, place(dollar), kind, diagnostics)
         if part:
             parts.append(part)
             places.append(place(dollar))
@@ -137,7 +147,9 @@ def _cut(
     return parts or [Literal("")], places or [scalar.span]
 
 
-def _reference(inner: str, span: Span, diagnostics: Diagnostics) -> EnvRef | Field | None:
+def _reference(
+    inner: str, span: Span, kind: str, diagnostics: Diagnostics
+) -> EnvRef | Field | None:
     if env := _ENV.match(inner):
         return EnvRef(env[1], env[2])
     if _PATH.match(inner):
@@ -151,21 +163,22 @@ def _reference(inner: str, span: Span, diagnostics: Diagnostics) -> EnvRef | Fie
             )
             return None
         return Field(path)
+    name = inner.partition(":-")[0]  # a default is never shown: it may hold a password
     if not inner:
         diagnostics.error("DFC305", span, "`${}` names nothing", "write `${source.table}`, say")
-    elif _LOOKS_ENV.match(inner.split(":-")[0]) and "." not in inner:
-        upper = inner.split(":-")[0].upper()
+    elif _LOOKS_ENV.match(name):
         diagnostics.error(
             "DFC306",
             span,
-            f"{quote('${' + inner + '}')} is neither an environment variable nor an event field",
-            f"environment variables are written in capitals: `${{{upper}}}`",
+            f"{quote('${' + name + '}')} is neither an environment variable nor an event field",
+            f"environment variables are written in capitals: `${{{name.upper()}}}`",
         )
     else:
+        shown = "a reference in this text" if kind in ("url", "secret") else quote(f"${{{name}}}")
         diagnostics.error(
             "DFC307",
             span,
-            f"{quote('${' + inner + '}')} cannot be read",
+            f"{shown} cannot be read",
             "event fields look like `${source.table}`, environment variables like `${NAME}`; "
             "`$$` is a literal dollar sign",
         )
@@ -216,7 +229,7 @@ def _check_secret(written: Written, what: str, diagnostics: Diagnostics) -> None
             )
 
 
-def _has_password(written: Written) -> bool:
+def _has_password(written: Written, kind: str) -> bool:
     """True when a literal part or a default carries a password of a URL or key=value string."""
     text = ""
     for part in written.parts:
@@ -226,19 +239,34 @@ def _has_password(written: Written) -> bool:
             case EnvRef(default=str(piece)):
                 text += piece
             case _:
-                text += "\0"  # stands for a value that is not in the file
-    for piece in text.split(","):
-        if "://" in piece:
-            authority = re.split(r"[/?#]", piece.partition("://")[2], maxsplit=1)[0]
-            userinfo = authority.rpartition("@")[0]
-            # redis://:pw@host has an empty user, nats://token@host only the one part.
-            _, colon, password = userinfo.partition(":")
-            secret = password if colon else (userinfo if piece.startswith("nats") else "")
-            if secret.strip("\0"):
+                text += "\0"
+    for piece in _NEXT_URL.split(text):
+        if scheme := _SCHEME.match(piece):
+            if _in_url(scheme[1].lower(), piece[scheme.end() :]):
                 return True
-            query = piece.partition("?")[2]
-            if re.search(r"(password|authtoken|auth_token)=[^\0&]", query, re.IGNORECASE):
-                return True
-        elif (found := _DSN_PASSWORD.search(piece)) and piece[found.end() :][:1] not in ("", "\0"):
+        elif kind == "url" and ((login := _BARE_LOGIN.match(piece)) and _known(login[1])):
+            return True
+        # Elsewhere `password=` is just text, such as a part of a path.
+        if kind == "url" and any(_known(value) for value in _PASSWORD_KEY.findall(piece)):
             return True
     return False
+
+
+def _in_url(scheme: str, rest: str) -> bool:
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    userinfo, at, _ = authority.rpartition("@")
+    if not at:
+        # A password with `/` or `?` in it cuts the authority short. Then what looks like the port
+        # is none, or an `@` follows in the path.
+        port = authority.partition(":")[2]
+        path = rest.partition("?")[0]
+        if "@" in path or ("@" in rest and not port.isdigit()):
+            userinfo = rest.rpartition("@")[0]
+    user, colon, password = userinfo.partition(":")
+    # redis://:pw@host has an empty user, nats://token@host only the one part.
+    return _known(password if colon else "" if scheme in _HAS_USERS else user)
+
+
+def _known(secret: str) -> bool:
+    """Some of it stands in the file."""
+    return bool(secret.replace("\0", ""))

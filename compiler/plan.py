@@ -51,6 +51,7 @@ class Template:
 
 
 Route = Text | Template
+Secret = EnvRef | Text  # the latter only with --allow-literal-secrets
 
 
 def spelled(route: Route) -> str:
@@ -116,7 +117,7 @@ class PostgresSource:
 class TursoSource:
     id: str
     url: Text
-    auth_token: EnvRef | None
+    auth_token: Secret | None
     tables: tuple[str, ...]
     cdc_mode: str
     poll_interval_ms: int
@@ -280,8 +281,8 @@ class NatsSink:
     connect_timeout_secs: int
     credentials_file: Text | None
     username: Text | None
-    password: EnvRef | None
-    token: EnvRef | None
+    password: Secret | None
+    token: Secret | None
     delivery: Delivery
     span: Span
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from .env import Written
 from .parse import Map, Node, Scalar, Seq
-from .plan import EnvRef, Field, Text
+from .plan import EnvRef, Field, Secret, Text
 from .span import Span
 
 
@@ -51,11 +51,14 @@ class Section:
         written = self.opt_written(key)
         return None if written is None else as_text(written)
 
-    def secret(self, key: str) -> EnvRef | None:
-        written = self.opt_written(key)
-        if written is None:
-            return None
-        return next((p for p in written.parts if isinstance(p, EnvRef)), None)
+    def secret(self, key: str) -> Secret | None:
+        match self.opt_written(key):
+            case None:
+                return None
+            case Written(parts=(EnvRef() as reference,)):
+                return reference
+            case literal:
+                return as_text(literal)
 
     def string(self, key: str) -> str:
         value = self.values[key]

@@ -159,20 +159,22 @@ class _Walk:
                 else "give it a value"
             )
         elif wanted == ["string"] and isinstance(node, Scalar):
-            help = f'put it in quotes: "{node.raw}"'
+            hidden = schema.get("x-dfc") in ("url", "secret")
+            help = "put it in quotes" + ("" if hidden else f': "{node.raw}"')
         elif isinstance(node, Scalar) and isinstance(node.value, str):
             if "${" in node.value:
                 help = "only text can come from the environment; write the value out"
-            elif wanted in (["integer"], ["number"]) and re.fullmatch(r"[0-9.]+", node.value):
+            elif wanted in (["integer"], ["number"]) and re.fullmatch(
+                r"(0|[1-9][0-9]*)(\.[0-9]+)?", node.value
+            ):
                 help = "leave the quotes out"
             elif wanted in (["integer"], ["number"]):
                 help = "digits only, without unit or separators"
             elif wanted == ["boolean"] and node.value.lower() in ("yes", "on", "no", "off"):
                 help = f"write `{str(node.value.lower() in ('yes', 'on')).lower()}`"
             elif wanted == ["array"]:
-                help = (
-                    f"a list, even of one: [{node.raw}]" if len(node.raw) < 40 else "write a list"
-                )
+                word = re.fullmatch(r"[\w.%*-]{1,40}", node.raw)  # no place for a password
+                help = f"a list, even of one: [{node.raw}]" if word else "write a list"
             elif wanted == ["object"] and "type" in schema.get("properties", {}):
                 help = f"write `{{type: {node.value}}}`"
         self.error("DFC206", node.span, f"{what} must be {kinds}, this is {describe(node)}", help)
