@@ -275,7 +275,7 @@ demo() {
     cat "$SHOP/job.py"
 
     heading "4. The job runs, and meanwhile the shop changes: examples/shop-changes.sql"
-    say "(starting Spark: half a minute or less)"
+    say "(Spark is starting: usually less than half a minute)"
     trap stop_job EXIT
     python "$SHOP/job.py" --storage "sqlite:$SHOP/state.db" >"$SHOP/console.txt" 2>"$SHOP/job.log" &
     JOB_PID=$!
