@@ -31,6 +31,9 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "ddl": pa.string(),
 }
 
+# A source that has none of these does not carry them as columns of nulls.
+SPARSE_COLUMNS = frozenset({"schema", "transaction", "tx_id", "schema_sequence", "ddl"})
+
 # Made by processors only, so never in the DataFrame; null for an event that no processor touched.
 MADE_COLUMNS: dict[str, pa.DataType] = {
     "trace_id": pa.string(),
@@ -148,6 +151,8 @@ class Events:
     def column(self, name: str) -> pa.Array:
         """A column of the reader, or an error that names it when the job does not carry it."""
         index = self.batch.schema.get_field_index(name)
+        if index < 0 and name in SPARSE_COLUMNS:
+            return pa.nulls(len(self), EVENT_COLUMNS[name])
         if index < 0:
             raise DfcError(f"the job does not carry the column `{name}`: add it to SOURCE.columns")
         return self.batch.column(index)
