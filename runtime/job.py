@@ -67,6 +67,7 @@ class Job:
         self.progress = progress_for(name)
         self._stop = threading.Event()
         self._signals = 0
+        self._handlers: dict[int, Any] = {}
         self._running = False
         self._scratch: Scratch | None = None
         self._spark: Any = None
@@ -207,8 +208,9 @@ class Job:
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._on_signal)
-            signal.signal(signal.SIGTERM, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers.setdefault(number, signal.getsignal(number))
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
@@ -225,6 +227,8 @@ class Job:
         if self._own_spark and self._spark is not None:
             self._own_spark = False
             self._spark.stop()
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
         if self._storage is not None:
             self._storage.close()
             self._storage = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 
@@ -14,3 +17,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One local Spark for all tests of a process; jobs use it instead of starting their own."""
+    from dfc_runtime import session
+
+    made, _ = session.start("tests", str(tmp_path_factory.mktemp("spark")), "local[2]", {}, False)
+    yield made
+    made.stop()
