@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..plan import EnvRef, Field, Literal
+from ..plan import EnvRef, Field, Literal, Text, spelled
 from .literals import py_literal
 
 Part = Literal | EnvRef | Field
@@ -61,8 +61,8 @@ def join_parts(
                 sources.append(py_literal(text))
             case EnvRef(name=name, default=None):
                 sources.append(f"env[{py_literal(name)}]")
-            case EnvRef(name=name, default=default):
-                sources.append(f"env.get({py_literal(name)}, {py_literal(default)})")
+            case EnvRef():
+                sources.append(f"env.fill({py_literal(spelled(Text((part,))))})")
             case Field(path=path):
                 sources.append(column(path))
     has_column = any(isinstance(p, Field) for p in parts)

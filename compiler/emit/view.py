@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import textwrap
 from collections.abc import Iterable
@@ -83,6 +84,8 @@ class JobView:
     source_format: str = ""
     scripts: list[tuple[str, str]] = field(default_factory=list)
     process_heading: str = ""
+    process_signature: str = "events: Events"
+    process: str = "process"
     steps: list[StepView] = field(default_factory=list)
     sinks: list[SinkView] = field(default_factory=list)
     commit_heading: str = ""
@@ -140,6 +143,9 @@ class _Builder:
             if first
             else _heading("processors: none")
         )
+        if any("env" in _names(step.expression) for step in view.steps):
+            view.process_signature = "events: Events, env: Env"
+            view.process = "lambda events, env=job.env: process(events, env)"
         view.sinks = [self.sink(s) for s in plan.sinks]
         self.imports.use("dfc_runtime.sinks", "Sink")
         view.commit_heading, view.commit = self.commit()
@@ -293,7 +299,7 @@ class _Builder:
                 column = join_parts(route.parts, row_column, self.imports, missing="")
                 kwargs.append((name, f"lambda row: {column}"))
         if processor.default_topic:
-            kwargs.append(("default_topic", py_literal(spelled(processor.default_topic))))
+            kwargs.append(("default_topic", _env_text(processor.default_topic)))
         columns = {c: getattr(processor.columns, c) for c in processor.columns.__slots__}
         usual = {c: c for c in columns} | {"event_id": "id"}
         renamed = {c: name for c, name in columns.items() if name != usual[c]}
@@ -411,6 +417,10 @@ class _Builder:
             unique = f"{name}_{n}"
         self.names.add(unique)
         return unique
+
+
+def _names(expression: str) -> set[str]:
+    return {n.id for n in ast.walk(ast.parse(expression, mode="eval")) if isinstance(n, ast.Name)}
 
 
 def _needs(plan: Plan) -> tuple[str, ...]:

@@ -32,17 +32,22 @@ SOURCE = MysqlSource(
 
 
 # --- processors, applied in this order  pipeline.yaml:5 -----------------------------------------
-def process(events: Events) -> Events:
+def process(events: Events, env: Env) -> Events:
     # 1. outbox `events`: pipeline.yaml:5
     events = outbox(
         events,
         id="events",
         tables=("outbox",),
         topic=lambda row: join(
-            env.get("PREFIX", "app"), ".", row["aggregate_type"], ".", row["event_type"], missing=""
+            env.fill("${PREFIX:-app}"),
+            ".",
+            row["aggregate_type"],
+            ".",
+            row["event_type"],
+            missing="",
         ),
         key=lambda row: join(row["aggregate_id"], missing=""),
-        default_topic="${PREFIX:-app}.unrouted",
+        default_topic=env.fill("${PREFIX:-app}.unrouted"),
         columns={
             "payload": "data",
             "aggregate_type": "type",
@@ -93,7 +98,7 @@ def main() -> None:
     )
     spark = job.session()
     events = spark.readStream.format("dfc_mysql").options(**job.options(SOURCE)).load()
-    acks = events.mapInArrow(job.deliver(process), ACKS)
+    acks = events.mapInArrow(job.deliver(lambda events, env=job.env: process(events, env)), ACKS)
     job.run(acks.writeStream.foreachBatch(job.settle(COMMIT)))
 
 

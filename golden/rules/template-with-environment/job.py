@@ -39,7 +39,7 @@ def to_events(e: Events, env: Env) -> Messages:
     # topic: ${TOPIC_PREFIX}.${source.table}   key: ${REGION:-eu}:${after.id}
     return Messages(
         to=join(env["TOPIC_PREFIX"], ".", e.source.table),
-        key=join(env.get("REGION", "eu"), ":", e.after["id"], missing=""),
+        key=join(env.fill("${REGION:-eu}"), ":", e.after["id"], missing=""),
         value=native(e),
     )
 
