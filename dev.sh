@@ -221,7 +221,7 @@ setup() {
 # Every linter has its say before the command fails.
 lint() {
     local failed='' check
-    for check in "black --check --quiet ." "ruff check --quiet ." "mypy --no-error-summary compiler runtime" \
+    for check in "black --check ." "ruff check ." "mypy --no-error-summary compiler runtime" \
         "lint-imports"; do
         printf 'lint: %s\n' "$check"
         # shellcheck disable=SC2086  # the words of the command
