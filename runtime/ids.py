@@ -9,7 +9,7 @@ import hashlib
 import re
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _DOMAIN = b"DeltaForge.EventId.v1\0"
 _CLASSES = {"myrow": 1, "pgrow": 2, "snap": 3, "ddl": 4, "msg": 5, "syn": 6, "tsrow": 7}
@@ -89,6 +89,17 @@ def synthetic(parent: str, processor_digest: str, ordinal: int) -> str:
 
 def turso_row(source_id: str, change_id: int) -> str:
     return _id("tsrow", _text(source_id) + struct.pack(">Q", change_id))
+
+
+def turso_rows(source_id: str, change_ids: Iterable[int]) -> list[str]:
+    """The same for many changes, with what they share hashed once."""
+    shared = hashlib.sha256(_DOMAIN + bytes([_CLASSES["tsrow"]]) + _text(source_id))
+    made, pack = [], struct.Struct(">Q").pack
+    for change_id in change_ids:
+        digest = shared.copy()
+        digest.update(pack(change_id))
+        made.append("dfid:v1:tsrow:" + digest.hexdigest()[:32])
+    return made
 
 
 def turso_polled_row(source_id: str, table: str, rowid: int) -> str:

@@ -32,6 +32,13 @@ def test_known_vectors(made: str, expected: str) -> None:
     assert made == expected
 
 
+def test_many_turso_rows_get_the_ids_they_get_one_by_one() -> None:
+    assert ids.turso_rows("shop", [1, 2**40]) == [
+        ids.turso_row("shop", 1),
+        ids.turso_row("shop", 2**40),
+    ]
+
+
 def test_every_class_gives_its_own_ids() -> None:
     made = [
         ids.mysql_row_without_gtid(1, "bin.1", 4, 0),

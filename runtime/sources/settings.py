@@ -61,7 +61,7 @@ class ReaderSettings:
             batch_max_ms=int(number("batch_max_ms", 50)),
             tick_secs=number("tick_secs", 0),
             sinks=texts(options, "sinks"),
-            columns=tuple(options.get("columns", "").split()) or tuple(EVENT_COLUMNS),
+            columns=texts(options, "columns") or tuple(EVENT_COLUMNS),
         )
 
     @property
@@ -89,12 +89,12 @@ class ReaderSettings:
 
 
 def texts(options: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """An option that holds a JSON list of strings; a bare word is a list of one."""
+    """An option that holds a JSON list of strings, or words with spaces between them."""
     text = options.get(name, "").strip()
     if not text:
         return ()
     if not text.startswith("["):
-        return (text,)
+        return tuple(text.split())
     try:
         values = json.loads(text)
     except ValueError:

@@ -19,7 +19,7 @@ from .segments import SegmentReader
 from .settings import ReaderSettings
 from .turso_changes import TriggerLog
 from .turso_database import Database
-from .turso_polling import polling_log
+from .turso_polling import PollingLog
 from .turso_schema import captured, table_names
 from .turso_triggers import PREFIX
 
@@ -61,7 +61,7 @@ def open_log(source: TursoSource, settings: ReaderSettings) -> LogReader:
         case "triggers":
             return TriggerLog(database, settings, source.tables, pause)
         case "polling":
-            return polling_log(database, settings, source.tables, pause)
+            return PollingLog(database, settings, source.tables, pause)
         case "native":
             raise SourceError(
                 "cdc_mode native is not built: only the connection that writes can see the "

@@ -14,7 +14,7 @@ from .. import ids
 from .log import SourceError, logger
 from .settings import ReaderSettings
 from .turso_database import Database
-from .turso_events import EventBuilder, hex_column
+from .turso_events import EventBuilder, fetch, hex_column, no_garbage_collection
 from .turso_install import Installer, check_start
 from .turso_schema import captured, quote
 from .turso_triggers import CONSUMERS, LAYOUTS, SEQUENCE, shadow
@@ -22,7 +22,6 @@ from .turso_values import json_object, register
 
 WINDOW = 32_768  # change ids looked at in one read transaction
 WINDOW_BYTES = 32 << 20
-_FETCH = 2048
 CLEAN_ROWS = 4096  # in one write transaction: some milliseconds
 CLEAN_BUSY_SECS = 0.1
 
@@ -121,7 +120,7 @@ class TriggerLog:
             if pause > 0 and not self._clean(0.05):
                 time.sleep(max(0.0, min(self._next_poll, until) - time.monotonic()))
             if time.monotonic() >= self._next_poll:
-                with self._database.guarded():
+                with self._database.guarded(), no_garbage_collection():
                     batches = self._poll()
                 if batches:
                     return batches
@@ -132,7 +131,7 @@ class TriggerLog:
         """Notes how far this pipeline is, and removes what no pipeline on the file needs."""
         held = _change_id(position) or 0
         if held >= self._last_event:
-            held = self._at  # the rest was not ours: it need not wait for us
+            held = max(held, self._at)  # the rest was not ours: it need not wait for us
         if self._writer is None or self._installer is None:
             return
         try:
@@ -262,19 +261,11 @@ class TriggerLog:
         """One table's changes of the window, and where the window must end for its size."""
         first, last = max(self._at, layout.since), min(until, layout.until)
         cursor = self._connection().execute(self._select(layout, careful), (first, last))
-        rows: list[tuple[object, ...]] = []
-        size = 0
-        while chunk := cursor.fetchmany(_FETCH):
-            rows += chunk
-            size += sum(
-                len(value) for row in chunk for value in row[3:] if isinstance(value, bytes)
-            )
-            if size >= WINDOW_BYTES and len(chunk) == _FETCH:
-                until = int(chunk[-1][0])
-                break
-        cursor.close()
+        rows, cut = fetch(cursor, WINDOW_BYTES)
         if not rows:
             return None, until
+        if cut:
+            until = rows[-1][0]
         columns = list(zip(*rows, strict=True))
         numbers = np.array(columns[0], dtype=np.int64)
         try:
@@ -316,7 +307,7 @@ class TriggerLog:
             texts=columns[3:],
             sequence=pa.array(numbers).cast(pa.string()),
             schema_version=layout.version,
-            event_ids=lambda: [ids.turso_row(source, number) for number in columns[0]],  # type: ignore[arg-type]
+            event_ids=lambda: ids.turso_rows(source, numbers.tolist()),
         )
 
     def _last_id(self) -> int:

@@ -12,7 +12,9 @@ Two things SQLite does not make easy:
   column is there the inner meaning wins, afterwards the outer one does, and the ALTER passes.
 - INSERT OR REPLACE (and UPDATE OR REPLACE) removes the rows in its way without firing delete
   triggers, unless recursive_triggers is on. A BEFORE trigger notes the rows that share a unique
-  key with the new one, the AFTER trigger writes a delete for those that are gone.
+  key with the new one, the AFTER trigger writes a delete for those that are gone. Not seen are
+  rows in the way only by a unique index over an expression or part of the rows (a warning says
+  so), or by a generated column made of a null that REPLACE turns into a default.
 """
 
 from __future__ import annotations
@@ -182,13 +184,13 @@ class _Parts:
     def in_the_way(self, insert: bool) -> str:
         """FROM clause of the rows that share a unique key with NEW."""
         assert self.identity is not None
-        terms = [" AND ".join(f"{self.name}.{own} = NEW.{own}" for own, _ in self.identity)]
+        terms = []
+        if self.table.rowid is not None:
+            terms.append(f"{self.name}.{self.table.rowid} = NEW.{self.table.rowid}")
         for key in self.table.unique:
-            if self.table.rowid is None and key.columns == self.table.key:
-                continue
             terms.append(
                 " AND ".join(
-                    f"{self.name}.{quote(name)} = NEW.{quote(name)} COLLATE {quote(collation)}"
+                    f"{self.name}.{quote(name)} = {self._new(name)} COLLATE {quote(collation)}"
                     for name, collation in zip(key.columns, key.collations, strict=True)
                 )
             )
@@ -197,6 +199,14 @@ class _Parts:
             return f"FROM {self.name} WHERE {conflict}"
         itself = " AND ".join(f"{self.name}.{own} = OLD.{own}" for own, _ in self.identity)
         return f"FROM {self.name} WHERE ({conflict}) AND NOT ({itself})"
+
+    def _new(self, name: str) -> str:
+        """A value of the new row; REPLACE puts a default for a null only after BEFORE triggers."""
+        column = next(column for column in self.table.columns if column.name == name)
+        value = f"NEW.{quote(name)}"
+        if column.not_null and column.default is not None:
+            return f"coalesce({value}, ({column.default}))"
+        return value
 
     def note(self, insert: bool) -> list[str]:
         assert self.identity is not None
