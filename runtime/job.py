@@ -26,8 +26,9 @@ from .failure import failure_line
 from .positions import Positions
 from .progress import progress_for
 from .scratch import Scratch
-from .sinks import DryRunSink, Sink
+from .sinks import DryRunSink, Lane, Sink
 from .storage import SqliteStorage, Storage
+from .watch import Watch
 
 _FAILED, _USAGE = 1, 2
 
@@ -163,19 +164,26 @@ class Job:
             dry_run=self.args.dry_run or None,
         )
         self._running = True
+
+        def start(checkpoint: str) -> Any:
+            return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+
         try:
-            query = (
-                writer.option("checkpointLocation", str(self._scratch.checkpoint))
-                .trigger(**trigger)
-                .start()
-            )
-            self._watch(query)
+            Watch(
+                start,
+                self._settle,
+                self._scratch,
+                self.progress,
+                {sink.id: sink for sink in self.sinks},
+                Lane(self.name, 0, self.lanes),
+                rewind=not self.args.once,
+            ).run()
             if not self.args.dry_run:
                 for sink in self.sinks:
                     sink.finish(self.name)
         except Exception as error:
             self._fail(error)
-        self.progress.stopped()
+        self.progress.stopped(left_behind=sorted(self._settle.away) or None)
         self._leave()
 
     # --- stopping ----------------------------------------------------------------------------
@@ -185,26 +193,6 @@ class Job:
         self._stop.set()
         if self._scratch is not None:
             self._scratch.ask_stop()
-
-    def _watch(self, query: Any) -> None:
-        """Returns when the query has ended, by itself or because it was asked to."""
-        assert self._settle is not None
-        quiet = 0
-        while True:
-            try:
-                if query.awaitTermination(0.1 if self._stop.is_set() else 0.5):
-                    return
-            except Exception:
-                if self._settle.stopped:
-                    return
-                raise
-            if self._stop.is_set():
-                busy = self._settle.busy or query.status["message"].startswith("Processing")
-                quiet = 0 if busy else quiet + 1
-                # Twice in a row: between two looks an epoch may just have been about to begin.
-                if quiet >= 2:
-                    query.stop()
-                    return
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -109,7 +109,8 @@ class LogProgress(Progress):
         stamp = (
             time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         )
-        line = {"ts": stamp, "level": level, "pipeline": self.pipeline, "event": what, **about}
+        line = {"ts": stamp, "level": level, "pipeline": self.pipeline, "event": what}
+        line |= {key: value for key, value in about.items() if value is not None}
         self.stream.write(json.dumps(line, ensure_ascii=False) + "\n")
         self.stream.flush()
 

@@ -22,12 +22,20 @@ class Scratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.segments = self.path / "segments"
         self.segments.mkdir()
-        self.checkpoint = self.path / "checkpoint"
+
+    def checkpoint(self, number: int) -> Path:
+        """Spark's own notes on one query; each begins with none."""
+        return self.path / f"checkpoint-{number}"
 
     def ask_stop(self) -> None:
         """Tells the reader to offer nothing new."""
         with contextlib.suppress(OSError):
             os.close(os.open(self.segments / "stop", os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def begin_at(self, position: str) -> None:
+        """Tells the reader of the next query where to begin, whatever its options say."""
+        (self.segments / "start").write_text(position)
+        (self.segments / "stop").unlink(missing_ok=True)
 
     def remove(self) -> None:
         if self._lock >= 0:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dfc_runtime import ACKS, Batch, CommitPolicy, Env, Events, Job, Messages, Storage
+from dfc_runtime import ACKS, Batch, CommitPolicy, Env, Events, Job, Messages, Storage, watch
 from dfc_runtime.columns import join, native
 from dfc_runtime.errors import SinkError
 from dfc_runtime.processors import field
@@ -78,6 +80,7 @@ class Run:
         process: Callable[[Events], Events] = unchanged,
         arguments: Sequence[str] = ("--once",),
         lanes: int = 1,
+        started: Callable[[Job], None] | None = None,
     ) -> Job:
         job = Job(
             "p",
@@ -93,6 +96,8 @@ class Run:
         options = job.options(source or TinySource(rows=300, epoch=120))
         events = spark.readStream.format("dfc_tiny").options(**options).load()
         acks = events.mapInArrow(job.deliver(process), ACKS)
+        if started is not None:
+            started(job)
         job.run(acks.writeStream.foreachBatch(job.settle(policy)))
         return job
 
@@ -174,6 +179,30 @@ def test_optional_sink_that_fails_holds_nobody_up_and_catches_up(
     assert run.stored()["p/tiny::sink::two::0"]["position"] == f"{len(behind):016x}"
     run(sinks, CommitPolicy.required("one"))
     assert run.delivered("two") == run.delivered("one") == ALL
+
+
+def test_optional_sink_catches_up_while_the_job_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "_FIRST_RETRY_SECS", 0.5)
+    sinks = [run.files("one"), run.flaky("two", 2, behind=150, required=False)]
+    jobs: list[Job] = []
+
+    def stop_when_all_is_there() -> None:
+        end = time.monotonic() + 90
+        while time.monotonic() < end:
+            if jobs and jobs[0]._positions and jobs[0]._positions.start == END:
+                break
+            time.sleep(0.1)
+        jobs[0].stop()
+
+    helper = threading.Thread(target=stop_when_all_is_there)
+    helper.start()
+    run(sinks, CommitPolicy.required("one"), arguments=[], started=jobs.append)
+    helper.join()
+    assert run.delivered("one") == run.delivered("two") == ALL
+    news = [line["event"] for line in logged(capsys)]
+    assert news.count("sink left behind") == news.count("going back for sinks left behind") == 2
 
 
 def test_required_sink_that_fails_is_tried_until_it_works(

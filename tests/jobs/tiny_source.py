@@ -65,6 +65,10 @@ class TinyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return int(float(self.options[name]))
 
     def initialOffset(self) -> dict[str, Any]:
+        again = os.path.join(self.options["folder"], "start")
+        if os.path.exists(again):
+            with open(again) as file:
+                return {"position": file.read(), "tick": 0}
         return {"position": self.options["start"], "tick": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
