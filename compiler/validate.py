@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -297,6 +298,8 @@ class _Walk:
             self.number(schema, node, value, what)
         if isinstance(value, str):
             return self.text(schema, node, value, what)
+        if isinstance(value, float) and "number" not in _types(schema) and value.is_integer():
+            return replace(node, value=int(value))  # 1e3 is a whole number too
         return node
 
     def number(self, schema: Schema, node: Scalar, value: float, what: str) -> None:
@@ -311,8 +314,7 @@ class _Walk:
     def text(self, schema: Schema, node: Scalar, value: str, what: str) -> Checked:
         kind = schema.get("x-dfc")
         if kind == "script":
-            if not value.strip():
-                self.error("DFC211", node.span, f"{what} is empty")
+            self.shape(schema, node, value, what)
             return node
         if "const" in schema or "enum" in schema:
             return node
