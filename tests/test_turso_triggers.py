@@ -538,3 +538,27 @@ def test_auto_takes_triggers_or_polling(tmp_path: Path, monkeypatch: pytest.Monk
     turso_log(path).close()
     monkeypatch.setattr(Database, "writable", lambda self: False)
     assert choose(Database(str(path)), ("*",)) == ("triggers", "the triggers are there")
+
+
+def test_a_new_pipeline_begins_with_what_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    writer = database(path, "CREATE TABLE t (a)")
+    log = turso_log(path)
+    writer.execute("INSERT INTO t VALUES (1), (2), (3)")
+    log.durable(drain(log)[-1]["position"])
+    fresh = turso_log(path, start=None, pipeline="fresh")
+    assert fresh.open("") == "0000000000000003"
+    fresh.open(fresh.position)  # as after a failure that passes
+    writer.execute("INSERT INTO t VALUES (4)")
+    assert [e["after"] for e in drain(fresh)] == ['{"a":4}']
+
+
+def test_a_pipeline_that_stays_away_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.db"
+    writer = database(path, "CREATE TABLE t (a)")
+    turso_log(path, pipeline="gone").close()
+    writer.execute("UPDATE _df_cdc_consumers SET seen_ms = 0")
+    turso_log(path).close()
+    assert "WHERE pipeline = 'gone/shop'" in caplog.text

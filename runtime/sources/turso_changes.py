@@ -13,9 +13,9 @@ import pyarrow as pa
 from .. import ids
 from .log import SourceError, logger
 from .settings import ReaderSettings
-from .turso_database import Database
+from .turso_database import Database, transaction
 from .turso_events import EventBuilder, fetch, hex_column, no_garbage_collection
-from .turso_install import Installer, check_start
+from .turso_install import Installer, check_start, warn_of_absent
 from .turso_schema import captured, quote
 from .turso_triggers import CONSUMERS, LAYOUTS, SEQUENCE, shadow
 from .turso_values import json_object, register
@@ -78,6 +78,7 @@ class TriggerLog:
                 self._writer = self._database.connect(write=True)
                 self._installer = Installer(self._writer, self._patterns, self._consumer)
                 self._schema = self._installer.ensure(at or 0)
+                warn_of_absent(self._writer, self._consumer)
             self._reader = self._database.connect()
             self._reader.text_factory = bytes
             register(self._reader)
@@ -91,14 +92,13 @@ class TriggerLog:
                 raise SourceError(
                     f"database {self._database.path} has no change triggers yet, and {why}"
                 )
-            check_start(self._reader, at)
+            self._at = self._last_event = check_start(self._reader, at)
             if self._writer is not None:
                 # Clean-up must not stand in anybody's way: it comes back later instead.
                 self._writer.execute(f"PRAGMA busy_timeout = {int(CLEAN_BUSY_SECS * 1000)}")
             self._load_layouts()
-        self._at = self._last_event = at or 0
         self._next_poll, self._quiet_version = 0.0, None
-        return self.position if start else ""
+        return self.position
 
     def close(self) -> None:
         for connection in (self._reader, self._writer):
@@ -157,8 +157,7 @@ class TriggerLog:
             return []
         self._follow_schema()
         batches: list[pa.RecordBatch] = []
-        db.execute("BEGIN")
-        try:
+        with transaction(db, "DEFERRED"):
             head = self._last_id()
             if head < self._at:
                 raise SourceError(
@@ -169,8 +168,6 @@ class TriggerLog:
                 return []  # changed between the two looks: begin again
             if head > self._at:
                 batches = self._window(head)
-        finally:
-            db.execute("ROLLBACK")
         if self._at >= head:
             self._quiet_version = version
             self._next_poll = time.monotonic() + self._poll_secs
@@ -343,14 +340,9 @@ class TriggerLog:
         if first is None or first > self._clean_to:
             return False
         last = min(self._clean_to, first + CLEAN_ROWS)
-        self._writer.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._writer):
             self._writer.execute(f"DELETE FROM {name} WHERE change_id <= ?", (last,))
             self._writer.execute(f"UPDATE {SEQUENCE} SET cleaned = max(cleaned, ?)", (last,))
-        except BaseException:
-            self._writer.execute("ROLLBACK")
-            raise
-        self._writer.execute("COMMIT")
         return True
 
 

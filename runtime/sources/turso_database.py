@@ -62,6 +62,18 @@ class Database:
             raise kind(f"database {self.path}: {message}") from error
 
 
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """All or nothing. IMMEDIATE waits for other writers here instead of failing half way."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:  # some failures have ended it already
+            connection.execute("ROLLBACK")
+
+
 def file_path(url: str) -> str:
     """The file that a url means: `file:PATH`, `file:///PATH`, or a plain path."""
     if url.lower().startswith(_REMOTE):

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterable
 
 from .log import SourceError, logger
-from .turso_schema import Table, captured, quote, read_table, table_names
+from .turso_database import transaction
+from .turso_schema import Table, captured, quote, read_table, table_names, text
 from .turso_triggers import (
     CONSUMERS,
     INFRASTRUCTURE,
@@ -23,6 +24,7 @@ from .turso_triggers import (
     trigger_sql,
 )
 
+ABSENT_DAYS = 7
 _MADE_BY = re.compile(r"/\* dfc (\d+) \*/")
 
 
@@ -40,17 +42,11 @@ class Installer:
 
         `start` is where this consumer begins to read, given when it has just connected.
         """
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db):
             for statement in INFRASTRUCTURE:
                 self._db.execute(statement)
             self._work(start)
-            version = int(self._db.execute("PRAGMA schema_version").fetchone()[0])
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-        return version
+            return int(self._db.execute("PRAGMA schema_version").fetchone()[0])
 
     def _work(self, start: int | None) -> None:
         names = table_names(self._db)
@@ -221,11 +217,11 @@ def _newer(triggers: dict[str, str]) -> bool:
     return any(found is not None and int(found.group(1)) > VERSION for found in versions)
 
 
-def check_start(connection: sqlite3.Connection, start: int | None) -> None:
-    """The changes behind `start` must still be there, all of them."""
-    if start is None:
-        return
+def check_start(connection: sqlite3.Connection, start: int | None) -> int:
+    """Where to begin: the changes behind `start` must still be there, all of them."""
     head, cleaned = connection.execute(f"SELECT n, cleaned FROM {SEQUENCE}").fetchone()
+    if start is None:
+        return int(cleaned)
     if start > head:
         raise SourceError(
             f"the stored position {start} is ahead of the database's last change {head}: the file "
@@ -236,4 +232,21 @@ def check_start(connection: sqlite3.Connection, start: int | None) -> None:
             f"the changes {start + 1} to {cleaned} are no longer in the database: they were "
             "cleaned up after every registered pipeline had confirmed them; reset the pipeline's "
             "position to go on from what is left"
+        )
+    return start
+
+
+def warn_of_absent(connection: sqlite3.Connection, consumer: str) -> None:
+    """Pipelines that have not been here for long keep everybody's changes from being cleaned up."""
+    limit = time.time_ns() // 1_000_000 - ABSENT_DAYS * 86_400_000
+    for (name,) in connection.execute(
+        f"SELECT pipeline FROM {CONSUMERS} WHERE pipeline <> ? AND seen_ms < ?", (consumer, limit)
+    ).fetchall():
+        logger.warning(
+            "pipeline/source %s has not read this database for over %d days, and all changes are "
+            "kept for it; if it is gone for good: DELETE FROM %s WHERE pipeline = %s",
+            name,
+            ABSENT_DAYS,
+            CONSUMERS,
+            text(name),
         )
