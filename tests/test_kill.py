@@ -1,0 +1,154 @@
+"""`kill -9` in the middle of `dfc run` to the file sink, again and again: nothing lost or repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+KILLS = 20
+SPEC = """\
+metadata: {name: kill, tenant: acme}
+spec:
+  source:
+    type: turso
+    config: {id: shop, url: shop.db, tables: [orders, items], cdc_mode: triggers, poll_interval_ms: 20}
+  sinks:
+    - type: file
+      config:
+        id: archive
+        path: archive
+        name: "${source.table}"
+        roll: {max_events: 700}
+  batch: {max_events: 50, max_ms: 5}
+"""
+
+
+class Writer(threading.Thread):
+    """Keeps changing rows in small transactions, some of them rolled back, until told to stop."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path = path
+        self.done = threading.Event()
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.write()
+        except BaseException as error:
+            self.failed = error
+
+    def write(self) -> None:
+        choice = random.Random(7)
+        database = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+        n = 0
+        while not self.done.is_set():
+            database.execute("BEGIN IMMEDIATE")
+            for _ in range(choice.randrange(1, 12)):
+                n += 1
+                database.execute("INSERT INTO orders (note) VALUES (?)", (f"order {n}",))
+                database.execute("INSERT INTO items VALUES (?, ?)", (f"item {n}", n))
+                if n % 3 == 0:
+                    database.execute("UPDATE orders SET note = note || '!' WHERE id = ?", (n - 1,))
+                if n % 5 == 0:
+                    database.execute("DELETE FROM items WHERE number = ?", (n - 2,))
+            database.execute("ROLLBACK" if choice.random() < 0.1 else "COMMIT")
+            time.sleep(0.004)
+        database.close()
+
+
+def start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
+    log = (folder / "run.log").open("ab")
+    return subprocess.Popen(
+        [sys.executable, "-m", "dfc.compiler.cli", "run", "kill.yaml", "--master", "local[2]", *flags],
+        cwd=folder,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def written(folder: Path) -> int:
+    """Bytes of output so far, finished or not: only to see that a run is under way."""
+    total = 0
+    for path in (folder / "archive").rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # renamed while we looked
+            total += 1
+    return total
+
+
+def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    choice = random.Random(20)
+    (tmp_path / "kill.yaml").write_text(SPEC)
+    database = sqlite3.connect(tmp_path / "shop.db")
+    database.executescript(
+        "PRAGMA journal_mode = WAL;"
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT);"
+        "CREATE TABLE items (name TEXT, number INTEGER);"
+    )
+    assert subprocess.Popen.wait(start(tmp_path, "--once")) == 0, log_of(tmp_path)
+    writer = Writer(tmp_path / "shop.db")
+    writer.start()
+    interrupted = 0
+    for round in range(KILLS):
+        before = written(tmp_path)
+        job = start(tmp_path)
+        deadline = time.monotonic() + 120
+        while written(tmp_path) == before and time.monotonic() < deadline:
+            assert job.poll() is None, log_of(tmp_path)
+            time.sleep(0.02)
+        assert written(tmp_path) != before, f"nothing came out in round {round}: {log_of(tmp_path)}"
+        time.sleep(choice.random() * 1.5)
+        interrupted += job.poll() is None
+        if round % 2:
+            os.killpg(job.pid, signal.SIGKILL)  # driver, Java and workers at once
+        else:
+            job.kill()  # the driver alone: what it started may write on for a moment
+        job.wait()
+    writer.done.set()
+    writer.join(60)
+    assert writer.failed is None
+    assert interrupted == KILLS, "a kill came after the job had ended by itself"
+    assert subprocess.Popen.wait(start(tmp_path, "--once")) == 0, log_of(tmp_path)
+    check(tmp_path, database)
+
+
+def check(folder: Path, database: sqlite3.Connection) -> None:
+    assert not list((folder / "archive").rglob("*.part")), "unfinished files after a clean end"
+    sequences: list[int] = []
+    for table in ("orders", "items"):
+        in_table: list[int] = []
+        for path in sorted((folder / "archive" / table).glob("*.jsonl")):
+            events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            assert events, f"{path} is empty"
+            assert {e["source"]["table"] for e in events} == {table}
+            in_table += [int(e["source"]["sequence"]) for e in events]
+        assert in_table == sorted(in_table), "out of order"
+        sequences += in_table
+    (last,) = database.execute("SELECT n FROM _df_cdc_seq").fetchone()
+    assert last > 1000, "too little was written to prove anything"
+    assert sorted(sequences) == list(range(1, last + 1)), describe(sequences, last)
+
+
+def describe(sequences: list[int], last: int) -> str:
+    seen = set(sequences)
+    lost = [n for n in range(1, last + 1) if n not in seen]
+    return f"{len(lost)} lost, {len(sequences) - len(seen)} repeated, of {last}"
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "run.log").read_text("utf-8", "replace")[-3000:]
