@@ -7,6 +7,7 @@ reaches a comment as it is would be code.
 from __future__ import annotations
 
 import ast
+import re
 
 
 def py_literal(value: object) -> str:
@@ -54,12 +55,11 @@ def py_block(text: str) -> str:
     """A script reads as it was written: triple quotes, one source line for each line of text."""
     if "\n" not in text.rstrip("\n"):
         return _line(text)
-    body = "\n".join(_escape(line) for line in text.split("\n")).replace('"""', '\\"\\"\\"')
-    if body.endswith('"'):
-        body = body[:-1] + '\\"'
+    body = "\n".join(_escape(line) for line in text.split("\n"))
+    # Quotes that would end the literal: three in a row, and those before its end.
+    body = re.sub(r'"{3,}|"+\Z', lambda quotes: '\\"' * len(quotes[0]), body)
     literal = f'"""\\\n{body}"""'
-    # A line that ends in a backslash, or spaces at its end that an editor would strip, are kept
-    # by escapes; if anything at all got lost, the plain form is always right.
+    # If anything at all got lost, the plain form is always right.
     return literal if ast.literal_eval(literal) == text else _line(text)
 
 
