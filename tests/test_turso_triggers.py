@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
+import struct
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from dfc_runtime import ids
@@ -562,3 +565,19 @@ def test_a_pipeline_that_stays_away_is_named(
     writer.execute("UPDATE _df_cdc_consumers SET seen_ms = 0")
     turso_log(path).close()
     assert "WHERE pipeline = 'gone/shop'" in caplog.text
+
+
+def test_reals_read_back_as_the_same_bits(tmp_path: Path) -> None:
+    random = Random(7)
+    doubles = [struct.unpack("<d", random.randbytes(8))[0] for _ in range(20_000)]
+    doubles = [x for x in doubles if math.isfinite(x)]
+    doubles += [round(random.uniform(-1e6, 1e6), 2) for _ in range(5000)]
+    writer = database(tmp_path / "x.db", "CREATE TABLE t (a, b REAL)")
+    log = turso_log(tmp_path / "x.db", columns="after")
+    writer.execute("BEGIN")
+    writer.executemany("INSERT INTO t VALUES (?1, ?1)", [(x,) for x in doubles])
+    writer.execute("COMMIT")
+    read = [json.loads(event["after"]) for event in drain(log)]
+    assert [row["a"] for row in read] == doubles
+    assert [row["b"] for row in read] == doubles
+    assert all(type(row["a"]) is float for row in read)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
 from typing import Protocol
 
 import pyarrow as pa
@@ -51,11 +53,33 @@ class LogReader(Protocol):
         """Gives the connection back; `open` may follow."""
 
 
-def log_to_stderr() -> None:
-    """Spark's source process comes without any logging set up; leave one that somebody made."""
+def log_to_stderr(pipeline: str) -> None:
+    """Spark's source process comes without any logging set up; one that somebody made is left."""
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    if not sys.stderr.isatty():
+        handler.setFormatter(_JsonLines(pipeline))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+class _JsonLines(logging.Formatter):
+    """The form that the job's own lines have."""
+
+    def __init__(self, pipeline: str) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "ts": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "pipeline": self._pipeline,
+            "event": "source",
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -49,7 +49,7 @@ class Pump(threading.Thread):
         self.committed: str | None = None
 
     def run(self) -> None:
-        log_to_stderr()
+        log_to_stderr(self._settings.pipeline)
         try:
             self._pump()
             self._store.finish()
