@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the spec has errors (or a check found a difference), 2 wro
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 from . import Spec, __version__, emit_job, plan_pipeline
 from .diagnostics import Diagnostics, quote
+from .parse import MAX_BYTES
 from .plan import Plan, PostgresSource, spelled
 from .span import Span
 
@@ -28,12 +30,18 @@ class Refused(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A job is UTF-8 whatever the terminal is; file names may hold what is not even that.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        command: Callable[[argparse.Namespace], int] = arguments.command
-        return command(arguments)
-    except Refused:
-        return 1
+        try:
+            code = command(arguments)
+        except Refused:
+            code = 1
+        sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last moments
+        return code
     except UsageError as error:
         print(f"dfc: {error}", file=sys.stderr)
         return 2
@@ -45,10 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("DFC_TRACEBACK"):
             raise
-        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        # Not the error's own words: they may quote the spec, and with it a password.
+        what = f"{type(error).__name__} {_origin(error)}"
         print(f"dfc: this is a fault of dfc, not of the spec: {what}", file=sys.stderr)
-        print("  help: DFC_TRACEBACK=1 shows where; please report it", file=sys.stderr)
+        print("  help: DFC_TRACEBACK=1 shows more; please report it", file=sys.stderr)
         return 2
+
+
+def _origin(error: Exception) -> str:
+    last = error.__traceback__
+    while last and last.tb_next:
+        last = last.tb_next
+    return f"in {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else ""
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -80,7 +96,10 @@ def _compile(arguments: argparse.Namespace) -> int:
     out = Path(arguments.output) if arguments.output else None
     if arguments.check and out is None:
         raise UsageError("--check compares with what is on disk: say where with -o")
-    many = len(plans) > 1 or (out is not None and out.is_dir())
+    # A folder of one spec may hold two tomorrow: where they go does not depend on their number.
+    folder = arguments.output is not None and arguments.output.endswith(("/", os.sep))
+    many = len(plans) > 1 or folder or any(Path(given).is_dir() for given in arguments.specs)
+    many = many or (out is not None and out.is_dir())
     if many and out is None:
         raise UsageError(f"{len(plans)} pipelines need a folder to go to: -o FOLDER")
     if many and out is not None and out.is_file():
@@ -93,7 +112,7 @@ def _compile(arguments: argparse.Namespace) -> int:
             continue
         target = out / f"{plan.name}.py" if many else out
         if arguments.check:
-            if not target.is_file() or target.read_bytes() != job.encode():
+            if not target.is_file() or _bytes(target) != job.encode():
                 differing.append(target)
         else:
             _write(target, job)
@@ -134,7 +153,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         found = _read([path])
         if len(found) != 1:
             raise UsageError(f"{path} holds {len(found)} pipelines; `dfc diff` compares two files")
-        plans.append(plan_pipeline(found[0], diagnostics, True))
+        plans.append(plan_pipeline(found[0], diagnostics, arguments.allow_literal_secrets))
     _report(diagnostics, False)
     old, new = plans
     assert old and new
@@ -213,9 +232,10 @@ def _across(plans: list[tuple[Spec, Plan]], diagnostics: Diagnostics) -> None:
 
 def _read(paths: Sequence[str]) -> list[Spec]:
     specs: list[Spec] = []
+    seen: set[str] = set()  # `dfc validate . a.yaml` names a.yaml twice
     for given in paths:
         if given == "-":
-            specs.append(Spec("<stdin>", sys.stdin.buffer.read()))
+            specs.append(Spec("<stdin>", sys.stdin.buffer.read(MAX_BYTES + 1)))
             continue
         path = Path(given)
         files = [path]
@@ -226,11 +246,18 @@ def _read(paths: Sequence[str]) -> list[Spec]:
             if not files:
                 raise UsageError(f"no *.yaml or *.yml under {given}")
         for file in files:
-            try:
-                specs.append(Spec(str(file), file.read_bytes()))
-            except OSError as error:
-                raise UsageError(f"cannot read {file}: {error.strerror}") from error
+            if (real := os.path.realpath(file)) not in seen:
+                seen.add(real)
+                specs.append(Spec(str(file), _bytes(file, MAX_BYTES + 1)))
     return specs
+
+
+def _bytes(path: Path, most: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)  # one byte more than allowed is enough to refuse
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _report(diagnostics: Diagnostics, as_json: bool) -> None:
@@ -281,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
                 "specs", nargs="+" if specs == "many" else 1, metavar="SPEC",
                 help="a YAML file, a folder of them, or - for standard input",
             )  # fmt: skip
+        if specs or name == "diff":
             sub.add_argument(
                 "--allow-literal-secrets",
                 action="store_true",

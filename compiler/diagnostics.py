@@ -22,7 +22,7 @@ class Diagnostic:
     severity: str = "error"
 
     def text(self) -> str:
-        line = f"{self.span}: {self.severity}[{self.code}]: {printable(self.message)}"
+        line = printable(f"{self.span}: {self.severity}[{self.code}]: {self.message}")
         return f"{line}\n  help: {printable(self.help)}" if self.help else line
 
 

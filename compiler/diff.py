@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .plan import Plan
+from .resolve.patterns import captures, is_wild
 from .serialise import plan_dict
 
 # Setting (last part of its path) -> why a reader of the output would notice.
@@ -33,13 +34,22 @@ _BREAKING_PLAN = {
     "commit": "when the source moves on changes",
     "batch.respect_source_tx": "whether transactions stay whole changes",
     "lanes": "rows move to other lanes: stop the old job cleanly first",
+    "storage": "positions are kept there: a storage without them starts over",
 }
-_RESET_SOURCE = {
+_BREAKING_SOURCE = {
     "kind": "another kind of source starts over",
     "id": "positions are kept by source id: the new one starts over",
     "slot": "a new slot starts at its own position",
     "cdc_mode": "positions of another mode do not compare: the new one starts over",
+    "dsn": "positions of another server do not compare; the same one by another name is fine",
+    "url": "positions of another database do not compare; the same one by another name is fine",
+    "publication": "the server may send other tables",
+    "outbox_tables": "other rows are taken as messages",
+    "outbox_prefixes": "other messages are taken",
+    "json_wide_integers": "the type of wide integers changes",
+    "reselect": "whether unchanged large values are filled in changes",
 }
+_LIMITS = ("cpu_ms", "mem_mb", "timeout_ms")  # of a script: what comes out is the same
 _NOISE = {"at", "reads", "columns", "env", "lineage", "plan_version"}
 
 
@@ -70,17 +80,29 @@ def diff_plans(old: Plan, new: Plan) -> list[Change]:
             changes += _processors(a[key], b[key])
         else:
             for path, x, y in _leaves(key, a[key], b[key]):
-                changes.append(Change(path, x, y, _why(path, _BREAKING_PLAN)))
+                if path != "commit.sinks":  # follows from the sinks, whose changes are named
+                    changes.append(Change(path, x, y, _why(path, _BREAKING_PLAN)))
     return changes
 
 
 def _source(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Change]:
     for path, x, y in _leaves("", a, b):
-        breaks = _why(path, _RESET_SOURCE)
-        if path == "tables" and isinstance(x, list) and isinstance(y, list):
-            gone = [t for t in x if t not in y]
-            breaks = f"no more events of {', '.join(gone)}" if gone else ""
+        breaks = _why(path, _BREAKING_SOURCE)
+        if path == "tables":
+            breaks = _fewer(x, y)
         yield Change(f"source.{path}", x, y, breaks)
+
+
+def _fewer(old: list[str], new: list[str]) -> str:
+    """Whether some table of the old patterns is out of reach of the new ones; none means all."""
+    if not new:
+        return ""
+    if not old:
+        return f"no more events of any table but {', '.join(new)}"
+    # Which tables a wildcard stands for is only known at run time: it is missed if it is gone.
+    kept = tuple(new)
+    gone = [t for t in old if t not in new and (is_wild(t) or not captures(kept, t))]
+    return f"no more events of {', '.join(gone)}" if gone else ""
 
 
 def _sinks(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> Iterator[Change]:
@@ -105,7 +127,7 @@ def _processors(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> Iterator[Ch
             yield Change(f"processors.{ident}", step["kind"], None, why)
             continue
         for path, x, y in _leaves("", step, new[ident]):
-            yield Change(f"processors.{ident}.{path}", x, y, "" if "_ms" in path else why)
+            yield Change(f"processors.{ident}.{path}", x, y, "" if path in _LIMITS else why)
     for ident, step in new.items():
         if ident not in old:
             yield Change(f"processors.{ident}", None, step["kind"], why)

@@ -72,7 +72,7 @@ def parse(data: bytes, file: str, diagnostics: Diagnostics) -> Map | None:
         diagnostics.error(
             "DFC101",
             start,
-            f"the file has {len(data):,} bytes; a pipeline is at most {MAX_BYTES:,}",
+            f"the file has more than {MAX_BYTES:,} bytes",
             "is this the right file? One file describes one pipeline",
         )
         return None

@@ -62,7 +62,7 @@ _NEIGHBOURS: dict[Path, tuple[Path, Json]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
     name: str
     path: Path
