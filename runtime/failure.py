@@ -14,10 +14,23 @@ _RAISED = re.compile(
 _OURS = re.compile(r"^\s*dfc_runtime\.[\w.]+: (.*)$")
 
 
+def _java_is_gone(error: BaseException) -> bool:
+    """Whether Java ended under our hands, which shows in many ways."""
+    try:
+        text = str(error)  # py4j asks Java for it
+    except Exception:
+        return True
+    # Errors of py4j that carry an answer of Java's have a class of their own.
+    broken = type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    return broken or isinstance(error, ConnectionError) or "SparkContext was shut down" in text
+
+
 def failure_line(error: BaseException) -> str:
     """What went wrong, for somebody who has not written this program."""
     if isinstance(error, DfcError):
         return reason(error)
+    if _java_is_gone(error):
+        return "Java has ended; it may have run out of memory, or been killed"
     lines = str(error).splitlines()
     ours = [match.group(1) for line in lines if (match := _OURS.match(line))]
     if ours:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import dataclasses
 import json
 import os
@@ -182,7 +183,11 @@ class Job:
                 for sink in self.sinks:
                     sink.finish(self.name)
         except Exception as error:
-            self._fail(error)
+            if not self._stop.is_set():
+                self._fail(error)
+            # Whoever stopped us may have stopped Java or the workers as well. What the last epoch
+            # did not commit is delivered by the next run.
+            self.progress.say("warning", "cut short", reason=failure_line(error))
         self.progress.stopped(left_behind=sorted(self._settle.away) or None)
         self._leave()
 
@@ -191,6 +196,7 @@ class Job:
     def stop(self) -> None:
         """Asks for a clean stop: the running epoch ends, nothing new begins."""
         self._stop.set()
+        spark_session.hush()
         if self._scratch is not None:
             self._scratch.ask_stop()
 
@@ -214,7 +220,8 @@ class Job:
         atexit.unregister(self._leave)
         if self._own_spark and self._spark is not None:
             self._own_spark = False
-            self._spark.stop()
+            with contextlib.suppress(Exception):  # Java may have gone before us
+                self._spark.stop()
         while self._handlers:
             signal.signal(*self._handlers.popitem())
         if self._storage is not None:
@@ -225,11 +232,11 @@ class Job:
             self._scratch = None
 
     def _fail(self, error: Exception) -> NoReturn:
+        line = failure_line(error)
         if self.args.verbose:
             import traceback
 
             traceback.print_exception(error)
-        line = failure_line(error)
         if sys.stderr.isatty() or not self._running:
             print(f"{self.name}: error: {line}", file=sys.stderr, flush=True)
         else:

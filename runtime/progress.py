@@ -143,7 +143,9 @@ class TerminalProgress(Progress):
     def say(self, level: str, what: str, **about: Any) -> None:
         self.clear()
         mark = "" if level == "info" else f"{level}: "
-        rest = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+        rest = ", ".join(
+            f"{key} {value}" for key, value in about.items() if value not in (None, "")
+        )
         self.stream.write(f"{self.pipeline}: {mark}{what}{': ' if rest else ''}{rest}\n")
         self.stream.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,9 @@ _GREETINGS = (
     "Setting default log level to",
     "To adjust logging level use",
 )
+
+
+_hushed = threading.Event()
 
 
 def settings(scratch: str, local: bool) -> dict[str, str]:
@@ -73,6 +77,10 @@ def start(
     if SparkContext._active_spark_context is not None:
         return SparkSession.builder.getOrCreate(), False
 
+    if not verbose:
+        # It logs the whole traceback of a lost connection, which is said in one line elsewhere,
+        # and it does so through the root logger.
+        logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has said the master
     chosen = SparkConf(loadDefaults=submitted)
     if master or not submitted:
@@ -85,15 +93,18 @@ def start(
     if submitted:
         chosen.set("spark.log.level", level.upper())
     else:
-        logging = os.path.join(scratch, "log4j2.properties")
-        with open(logging, "w") as file:
+        log4j = os.path.join(scratch, "log4j2.properties")
+        with open(log4j, "w") as file:
             file.write(_LOGGING.format(level=level))
         options = chosen.get("spark.driver.extraJavaOptions") or ""
         chosen.set(
             "spark.driver.extraJavaOptions",
-            f"-Dlog4j2.configurationFile={logging} -XX:+UseParallelGC {options}".strip(),
+            f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {options}".strip(),
         )
     context = SparkContext(conf=chosen, gateway=None if submitted else _gateway(chosen, verbose))
+    accumulators = getattr(context, "_accumulatorServer", None)
+    if accumulators is not None and not verbose:
+        accumulators.handle_error = lambda request, address: None  # the same for its connection
     return SparkSession(context), True
 
 
@@ -106,6 +117,7 @@ def _gateway(conf: Any, verbose: bool) -> Any:
 
     if verbose:
         return launch_gateway(conf, popen_kwargs={"start_new_session": True})
+    _hushed.clear()
     reading, writing = os.pipe()
     threading.Thread(target=_pass_on, args=(reading,), name="java-stderr", daemon=True).start()
     try:
@@ -114,10 +126,15 @@ def _gateway(conf: Any, verbose: bool) -> Any:
         os.close(writing)
 
 
+def hush() -> None:
+    """From now on Java's complaints are about being stopped, which is no news."""
+    _hushed.set()
+
+
 def _pass_on(reading: int) -> None:
     """Java's standard error without the greetings that no setting of Spark's turns off."""
     with open(reading, errors="replace") as lines:
         for line in lines:
-            if not line.startswith(_GREETINGS):
+            if not (_hushed.is_set() or line.startswith(_GREETINGS)):
                 sys.stderr.write(line)
                 sys.stderr.flush()

@@ -6,7 +6,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,25 @@ def logged(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 ALL = list(range(1, 301))
 
 
+@contextmanager
+def stopped_when(done: Callable[[Job], bool]) -> Iterator[Callable[[Job], None]]:
+    """Gives a function that has a job watched, and stopped when there is nothing to wait for."""
+    helpers: list[threading.Thread] = []
+
+    def watched(job: Job) -> None:
+        end = time.monotonic() + 120
+        while not done(job) and time.monotonic() < end:
+            time.sleep(0.1)
+        job.stop()
+
+    def go(job: Job) -> None:
+        helpers.append(threading.Thread(target=watched, args=(job,)))
+        helpers[0].start()
+
+    yield go
+    helpers[0].join()
+
+
 def test_every_event_once_and_positions_are_kept(run: Run) -> None:
     sinks = [run.files("one"), run.files("two")]
     job = run(sinks, CommitPolicy.all("one", "two"))
@@ -186,23 +206,18 @@ def test_optional_sink_catches_up_while_the_job_runs(
 ) -> None:
     monkeypatch.setattr(watch, "_FIRST_RETRY_SECS", 0.5)
     sinks = [run.files("one"), run.flaky("two", 2, behind=150, required=False)]
-    jobs: list[Job] = []
-
-    def stop_when_all_is_there() -> None:
-        end = time.monotonic() + 90
-        while time.monotonic() < end:
-            if jobs and jobs[0]._positions and jobs[0]._positions.start == END:
-                break
-            time.sleep(0.1)
-        jobs[0].stop()
-
-    helper = threading.Thread(target=stop_when_all_is_there)
-    helper.start()
-    run(sinks, CommitPolicy.required("one"), arguments=[], started=jobs.append)
-    helper.join()
+    with stopped_when(lambda job: job._positions is not None and job._positions.start == END) as go:
+        run(sinks, CommitPolicy.required("one"), arguments=[], started=go)
     assert run.delivered("one") == run.delivered("two") == ALL
     news = [line["event"] for line in logged(capsys)]
     assert news.count("sink left behind") == news.count("going back for sinks left behind") == 2
+
+
+def test_idle_source_lets_old_files_roll(run: Run) -> None:
+    sink = run.files("one", roll_max_age_secs=1)
+    with stopped_when(lambda job: run.delivered("one") == ALL) as go:
+        run([sink], CommitPolicy.all("one"), arguments=[], started=go)
+    assert run.delivered("one") == ALL
 
 
 def test_required_sink_that_fails_is_tried_until_it_works(

@@ -162,3 +162,31 @@ def test_dry_run_does_not_need_unbuilt_sinks(tmp_path: Path) -> None:
     assert not (tmp_path / "files").exists()
     # Nothing but our own log: Spark and Java say nothing unless asked.
     assert all(line.startswith("{") for line in err.splitlines()), err
+
+
+def java_of(job: Process) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                name = (entry / "comm").read_text().strip()
+            except (OSError, ValueError):
+                continue
+            if parent == job.process.pid and name == "java":
+                return int(entry.name)
+    raise AssertionError("no Java")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_java_may_go_first(tmp_path: Path, asked: bool) -> None:
+    """A service manager signals every process of a service; anything else is a failure."""
+    job = Process(tmp_path, TINY_ROWS="1000000", TINY_EPOCH="30", TINY_PAUSE="20")
+    job.wait_for(lambda: job.position() > 60)
+    if asked:
+        os.kill(job.process.pid, signal.SIGTERM)
+    os.kill(java_of(job), signal.SIGTERM if asked else signal.SIGKILL)
+    code, _, err = job.end(60)
+    assert code == (0 if asked else 1), err
+    assert last(err)["event"] == ("stopped" if asked else "failed"), err
+    if not asked:
+        assert "Java has ended" in last(err)["reason"]

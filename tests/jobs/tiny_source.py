@@ -60,6 +60,7 @@ def events(begin: int, end: int, tx: int = 3, tables: int = 1, last: int = -1) -
 class TinyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         self.options = dict(options)
+        self.ticked = time.monotonic()
 
     def number(self, name: str) -> int:
         return int(float(self.options[name]))
@@ -81,9 +82,13 @@ class TinyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = max(at, end - end % self.number("tx"))
         if end <= at or os.path.exists(os.path.join(self.options["folder"], "stop")):
             time.sleep(0.05)
+            every = float(self.options["tick_secs"])
+            if every and time.monotonic() - self.ticked > every:
+                self.ticked = time.monotonic()
+                return {"position": start["position"], "tick": start["tick"] + 1}
             return start
         time.sleep(self.number("pause_ms") / 1000)
-        return {"position": f"{end:016x}", "tick": 0}
+        return {"position": f"{end:016x}", "tick": start["tick"]}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         first, last = int(start["position"] or "0", 16), int(end["position"], 16)
@@ -91,6 +96,8 @@ class TinyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         first, last, lane = partition.value
+        if first == last:
+            return
         if first < self.number("fail_at") <= last:
             raise RuntimeError("the log is gone")
         batch = events(first, last, self.number("tx"), self.number("tables"), last)
