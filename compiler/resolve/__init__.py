@@ -116,19 +116,23 @@ def _lanes(section: Section) -> Lanes:
 
 def _storage(section: Section, diagnostics: Diagnostics) -> Storage:
     backend = section.string("backend")
-    if backend == "postgres" and not section.given("dsn"):
+    path, dsn = section.text("path"), section.opt_text("dsn")
+    if backend == "postgres" and dsn is None:
         diagnostics.error(
             "DFC420",
             section.at("backend"),
             "`backend: postgres` has no `dsn`",
             "write `dsn: ${STORAGE_DSN}`",
         )
-    for key, owner in (("dsn", "postgres"), ("path", "sqlite")):
-        if section.given(key) and backend != owner:
+    for key, owner, given in (
+        ("dsn", "postgres", dsn is not None),
+        ("path", "sqlite", section.given("path")),
+    ):
+        if given and backend != owner:
             diagnostics.error(
                 "DFC420", section.at(key), f"`{key}` has no meaning with `backend: {backend}`"
             )
-    return Storage(backend, section.text("path"), section.opt_text("dsn"))
+    return Storage(backend, path, dsn)
 
 
 def _connection_policy(spec: Section) -> ConnectionPolicy | None:

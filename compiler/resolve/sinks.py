@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..diagnostics import Diagnostics, quote
 from ..plan import (
     ConsoleSink,
@@ -151,7 +153,7 @@ class SinkResolver:
         )
 
     def nats_auth(self, config: Section) -> None:
-        ways = [k for k in ("credentials_file", "username", "token") if config.given(k)]
+        ways = [k for k in ("credentials_file", "username", "token") if config.opt_written(k)]
         if len(ways) > 1:
             self.diagnostics.error(
                 "DFC413",
@@ -160,7 +162,7 @@ class SinkResolver:
                 "keep one of them",
             )
         for given, other in (("username", "password"), ("password", "username")):
-            if config.given(given) and not config.given(other):
+            if config.opt_written(given) and not config.opt_written(other):
                 self.diagnostics.error(
                     "DFC413", config.at(given), f"`{given}` is of no use without `{other}`"
                 )
@@ -302,7 +304,7 @@ def _check_limits(
     def number(*names: str) -> tuple[str, int | None]:
         name = next((n for n in names if n in values), names[0])
         text = values.get(name)
-        return name, int(text) if text and text.isdigit() else None
+        return name, int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
 
     name, inflight = number("max.in.flight.requests.per.connection", "max.in.flight")
     if inflight and inflight > 5 and idempotence != "false":
