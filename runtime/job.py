@@ -21,9 +21,10 @@ from .batch import Batch
 from .commit import CommitPolicy, Settle
 from .deliver import Delivery, Process
 from .env import Env
-from .errors import ConfigError, DfcError, MissingEnv, Unavailable
+from .errors import ConfigError, DfcError, MissingEnv
 from .events import Events
 from .failure import failure_line
+from .features import check_needs
 from .positions import Positions
 from .progress import progress_for
 from .scratch import Scratch
@@ -82,7 +83,7 @@ class Job:
             chosen = Storage.parse(self.args.storage) if self.args.storage else storage or Storage()
             self._storage_spec = dataclasses.replace(chosen, path=self.env.fill(chosen.path))
             self._storage_spec.check()
-            _check_needs(needs)
+            check_needs(needs)
             self.sinks = tuple(sinks(self.env))
             if self.args.dry_run:
                 self.sinks = tuple(DryRunSink(sink) for sink in self.sinks)
@@ -271,21 +272,6 @@ def _conf(item: str) -> tuple[str, str]:
     if not equals or not key:
         raise ConfigError(f"--conf takes KEY=VALUE, not {item!r}")
     return key, value
-
-
-def _check_needs(needs: Sequence[str]) -> None:
-    """Parts that job.py uses and this version may not have."""
-    from .processors import UNBUILT
-
-    for name in needs:
-        if name in UNBUILT:
-            raise Unavailable(f"the {name} processor is not built yet")
-        if name.startswith("dfc_"):
-            from .sources import FORMATS
-
-            if name not in FORMATS:
-                kind = name.removeprefix("dfc_")
-                raise Unavailable(f"the {kind} source is not built yet")
 
 
 def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:

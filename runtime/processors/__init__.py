@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from .fields import Field, all_of, any_of, field, op_in, table_in
-from .unbuilt import UNBUILT, Script, flatten, javascript, outbox
+from .unbuilt import Script, flatten, javascript, outbox
 
 __all__ = [
-    "UNBUILT",
     "Field",
     "Script",
     "all_of",

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 from ..errors import Unavailable
 from ..events import Events
 
-UNBUILT = frozenset({"javascript", "flatten", "outbox"})  # what Job(needs=...) refuses at start
-
 
 @dataclass(frozen=True, slots=True)
 class Script:

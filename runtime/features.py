@@ -1,0 +1,34 @@
+"""What this version of the runtime has, of all that a compiled job may ask for at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import Unavailable
+
+BUILT = frozenset({"dfc_turso", "filter"})
+_LATER = {
+    "dfc_mysql": "the mysql source",
+    "dfc_postgres": "the postgres source",
+    "javascript": "the javascript processor",
+    "outbox": "the outbox processor",
+    "flatten": "the flatten processor",
+    "journal": "the dead letter queue (`journal`)",
+    "schema_sensing": "`schema_sensing`",
+    "sink_batch_deadline_secs": "`sink_batch_deadline_secs`",
+    "connection_policy": "`connection_policy`",
+}
+
+
+def check_needs(needs: Sequence[str]) -> None:
+    """Refuses a job that asks for more than there is, naming all of it."""
+    unknown = [name for name in needs if name not in BUILT and name not in _LATER]
+    if unknown:
+        raise Unavailable(
+            f"this version of dfc_runtime does not know {', '.join(unknown)}: "
+            "the job was compiled by a newer dfc"
+        )
+    later = [_LATER[name] for name in needs if name in _LATER]
+    if later:
+        verb = "is" if len(later) == 1 else "are"
+        raise Unavailable(f"{' and '.join(later)} {verb} not built yet")
