@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .batch import Batch, Cutter, Piece, sizes
-from .errors import DfcError, ProcessorError
+from .errors import DfcError, ProcessorError, RoutingError, SinkError
 from .events import Events
 from .messages import routing_error
 from .sinks.base import Lane, Sink
@@ -137,6 +137,8 @@ class Outlet:
         try:
             yield
         except Exception as error:
+            if isinstance(error, DfcError) and not isinstance(error, SinkError | RoutingError):
+                raise  # the job itself is wrong, and trying again will not mend it
             self.error = reason(error, self.sink.secrets)
             if self.opened:
                 with contextlib.suppress(Exception):

@@ -158,3 +158,17 @@ def test_filter_keeps_what_the_example_says() -> None:
     # Totals are texts here ("19.90"), and a text is not compared with a number.
     assert kept.op.to_pylist() == ["u"] * 2
     assert set(kept.op.to_pylist()) <= {"c", "u"}
+
+
+def test_a_job_that_reads_what_it_does_not_carry_fails_at_once_and_names_it() -> None:
+    """A fault of the job is no reason to try again for ever, as a sink that is away would be."""
+    from dfc_runtime import Batch
+    from dfc_runtime.deliver import Delivery
+    from dfc_runtime.errors import DfcError
+    from dfc_runtime.sinks import ConsoleSink
+
+    events = fixture_events("turso", "position tx_end op ts_ms")
+    sink = ConsoleSink("screen", lambda e: Messages(value=e.after.text))
+    delivery = Delivery("shop", "acme", 1, lambda e: e, (sink,), Batch())
+    with pytest.raises(DfcError, match="does not carry the column `after`"):
+        list(delivery.run(iter([events.batch]), 0, {}))
