@@ -71,8 +71,10 @@ def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
 
 def _with_env(plan: Plan) -> Plan:
     names: dict[str, None] = {}
-    _collect(plan, names)
     values = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    for name, value in values.items():
+        if name != "lineage":  # every table again for every sink, and all of it text
+            _collect(value, names)
     return Plan(**(values | {"env": tuple(names)}))
 
 
