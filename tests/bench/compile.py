@@ -6,7 +6,6 @@ Targets: 0.4 s for the fan-out example, 3 s for a spec of 200 sinks and 2,000 ta
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from pathlib import Path
 
 FAN_OUT = Path(__file__).resolve().parents[2] / "examples" / "fan-out.yaml"
 RUNS, SINKS, TABLES = 7, 200, 2_000
-# A module counts to the part that pulled it in first, so dfc.compiler pays for the standard library.
-# The interpreter is slower while it takes these times: they tell shares, and do not add up to the sum.
-PARTS = ("black", "jinja2", "yaml", "dfc.compiler")
+# In the order in which dfc imports them: each pays for what it is the first to need.
+PARTS = ("yaml", "dfc.compiler.cli", "jinja2", "black")
 
 
 def run() -> list[tuple[str, str]]:
@@ -68,31 +66,15 @@ def _cpu_seconds(spec: Path, job: Path | None = None) -> float:
 
 
 def _imports() -> dict[str, float]:
-    """Milliseconds that the modules of each part took to import, as the interpreter counts them."""
-    command = [sys.executable, "-X", "importtime", "-m", "dfc.compiler.cli", "compile"]
-    best: dict[str, float] = {}
+    """Milliseconds of CPU for each import, the least of several processes."""
+    code = "import time\nat = time.process_time()\n" + "".join(
+        f"import {part}\nnow = time.process_time()\nprint(now - at)\nat = now\n" for part in PARTS
+    )
+    runs = []
     for _ in range(RUNS):
-        done = subprocess.run([*command, str(FAN_OUT)], capture_output=True, text=True, check=True)
-        for part, ms in _by_part(done.stderr).items():
-            best[part] = min(ms, best.get(part, ms))
-    return best
-
-
-def _by_part(report: str) -> dict[str, float]:
-    """Own time and that of whatever a part pulled in; an indented line belongs to the next outer one."""
-    totals = dict.fromkeys(PARTS, 0.0)
-    pending: list[tuple[int, float, str]] = []  # depth, own microseconds, module
-    rows = re.findall(r"import time: +(\d+) \| +\d+ \| ( *)(\S+)", report)
-    for own, indent, module in reversed(rows):  # outer modules come after what they import
-        depth = len(indent) // 2
-        while pending and pending[-1][0] >= depth:
-            pending.pop()
-        owner = next((p for p in PARTS if module == p or module.startswith(p + ".")), None)
-        owner = owner or (pending[-1][2] if pending else "")
-        pending.append((depth, 0.0, owner))
-        if owner:
-            totals[owner] += int(own) / 1000
-    return totals
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        runs.append([1000 * float(line) for line in done.stdout.splitlines()])
+    return {part: min(times) for part, times in zip(PARTS, zip(*runs, strict=True), strict=True)}
 
 
 def _size(path: Path) -> str:
