@@ -34,6 +34,7 @@ ACK_SCHEMA = pa.schema(
     ]
 )
 SOURCE_ROW = ""  # instead of a sink's id: what the lane has read, whoever took it
+SEGMENT = "segment"
 STANDING = "dfc.standing"  # job property by which the driver tells the tasks where sinks stand
 
 Process = Callable[[Events], Events]
@@ -237,9 +238,32 @@ class Delivery:
             context = TaskContext.get()
             assert context is not None
             standing = standing_of(context.getLocalProperty(STANDING))
-            return self.run(batches, context.partitionId(), standing)
+            return self.run(unpacked(batches), context.partitionId(), standing)
 
         return deliver
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Events as they are, or out of segments: rows that stand for many events each.
+
+    A row of the only column `segment` is the path of an Arrow file (`file:...`) or an Arrow stream
+    itself. Spark then carries a few bytes, and does not copy each event from columns to rows and
+    back to columns on its way to the sinks.
+    """
+    for batch in batches:
+        if batch.schema.names != [SEGMENT]:
+            yield batch
+            continue
+        for value in batch.column(0):
+            data = value.as_buffer()
+            if data[:5].to_pybytes() == b"file:":
+                with pa.memory_map(data[5:].to_pybytes().decode()) as file:
+                    segment = pa.ipc.open_file(file)
+                    for index in range(segment.num_record_batches):
+                        yield segment.get_batch(index)
+            else:
+                with pa.ipc.open_stream(data) as stream:
+                    yield from stream
 
 
 def reason(error: BaseException, secrets: Sequence[str] = ()) -> str:
