@@ -26,6 +26,9 @@ class Progress:
         self._blocked: dict[str, str] = {}
 
     def started(self, **about: Any) -> None:
+        # Spark's own start is not part of any rate.
+        self._began = time.monotonic()
+        self._marks = [(self._began, 0)]
         self.say("info", "started", **about)
 
     def settled(self, events: int, size: int, ts_ms: int | None) -> None:
