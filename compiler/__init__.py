@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import PurePath
 
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Enough
 from .parse import parse
 from .plan import Plan
 from .resolve import resolve
@@ -30,9 +30,12 @@ def plan_pipeline(
     spec: Spec, diagnostics: Diagnostics, allow_literal_secrets: bool = False
 ) -> Plan | None:
     """The plan of one spec, or None with the reasons in `diagnostics`."""
-    tree = parse(spec.data, spec.file, diagnostics)
-    checked = validate(tree, diagnostics, allow_literal_secrets) if tree else None
-    return resolve(checked, diagnostics) if checked else None
+    try:
+        tree = parse(spec.data, spec.file, diagnostics)
+        checked = validate(tree, diagnostics, allow_literal_secrets) if tree else None
+        return resolve(checked, diagnostics) if checked else None
+    except Enough:
+        return None
 
 
 def compile_pipeline(

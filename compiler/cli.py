@@ -11,11 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from . import Spec, __version__, emit_job, plan_pipeline
-from .diagnostics import Diagnostics, quote
+from .diagnostics import MOST, Diagnostics, Enough, quote
 from .parse import MAX_BYTES
 from .plan import Plan, PostgresSource, spelled
 from .span import Span
@@ -199,7 +200,8 @@ def _plans(
         plan = plan_pipeline(spec, diagnostics, arguments.allow_literal_secrets)
         if plan:
             plans.append((spec, plan))
-    _across(plans, diagnostics)
+    with suppress(Enough):
+        _across(plans, diagnostics)
     as_json = getattr(arguments, "json", False) if diagnostics_json is None else diagnostics_json
     _report(diagnostics, as_json)
     return plans
@@ -268,7 +270,8 @@ def _report(diagnostics: Diagnostics, as_json: bool) -> None:
     if diagnostics.failed:
         if not as_json:
             errors = sum(1 for d in diagnostics if d.severity == "error")
-            print(f"{errors} error{'s' * (errors != 1)}", file=sys.stderr)
+            more = ", and there may be more" if len(diagnostics.found) >= MOST else ""
+            print(f"{errors} error{'s' * (errors != 1)}{more}", file=sys.stderr)
         raise Refused
 
 

@@ -26,6 +26,13 @@ class Diagnostic:
         return f"{line}\n  help: {printable(self.help)}" if self.help else line
 
 
+MOST = 1_000  # errors that anybody reads; a file of a million mistakes is some other file
+
+
+class Enough(Exception):
+    """So many errors have been found that the rest need not be looked for."""
+
+
 @dataclass
 class Diagnostics:
     """Collects; every stage adds to the same list, so that all errors come at once."""
@@ -34,6 +41,8 @@ class Diagnostics:
 
     def error(self, code: str, span: Span, message: str, help: str = "") -> None:
         self.found.append(Diagnostic(code, span, message, help))
+        if len(self.found) >= MOST:
+            raise Enough
 
     def warning(self, code: str, span: Span, message: str, help: str = "") -> None:
         self.found.append(Diagnostic(code, span, message, help, "warning"))

@@ -17,6 +17,7 @@ from .span import Span
 _ENV = re.compile(r"([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\Z")
 _PATH = re.compile(r"[a-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*\Z")
 _LOOKS_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_TOKEN = re.compile(r"\$\$|\$\{[^}]*\}?|\$|[^$]+")
 MAX_PATH = 3
 
 # Places where a password hides in plain sight: URLs, key=value connection strings, and the names
@@ -101,49 +102,37 @@ def _literal_only(scalar: Scalar, what: str, diagnostics: Diagnostics) -> Writte
 def _cut(
     scalar: Scalar, kind: str, diagnostics: Diagnostics
 ) -> tuple[list[Literal | EnvRef | Field], list[Span]]:
-    text = str(scalar.value)
     parts: list[Literal | EnvRef | Field] = []
     places: list[Span] = []
+    pieces: list[str] = []  # of the literal that is being read
+    began = 0
 
     def place(offset: int) -> Span:
         return scalar.span.right(offset) if scalar.exact else scalar.span
 
-    def literal(piece: str, offset: int) -> None:
-        if parts and isinstance(parts[-1], Literal):
-            parts[-1] = Literal(parts[-1].text + piece)
-        elif piece:
-            parts.append(Literal(piece))
-            places.append(place(offset))
+    def end_literal() -> None:
+        if pieces:
+            parts.append(Literal("".join(pieces)))
+            places.append(place(began))
+            pieces.clear()
 
-    at = 0
-    while (dollar := text.find("$", at)) >= 0:
-        literal(text[at:dollar], at)
-        following = text[dollar + 1 : dollar + 2]
-        if following == "$":
-            literal("$", dollar)
-            at = dollar + 2
-            continue
-        if following != "{":
-            literal("$", dollar)
-            at = dollar + 1
-            continue
-        end = text.find("}", dollar)
-        if end < 0:
+    for token in _TOKEN.finditer(str(scalar.value)):
+        piece, at = token[0], token.start()
+        if not piece.startswith("${"):
+            began = began if pieces else at
+            pieces.append("$" if piece == "$$" else piece)
+        elif not piece.endswith("}"):
             diagnostics.error(
                 "DFC303",
-                place(dollar),
+                place(at),
                 "`${` is never closed",
                 "write `${…}`, or `$$` for a dollar sign",
             )
-            at = len(text)
-            break
-        inner = text[dollar + 2 : end]
-        part = _reference(inner, place(dollar), kind, diagnostics)
-        if part:
+        elif part := _reference(piece[2:-1], place(at), kind, diagnostics):
+            end_literal()
             parts.append(part)
-            places.append(place(dollar))
-        at = end + 1
-    literal(text[at:], at)
+            places.append(place(at))
+    end_literal()
     return parts or [Literal("")], places or [scalar.span]
 
 

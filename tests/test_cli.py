@@ -212,6 +212,14 @@ def test_errors_of_all_files_come_at_once(dfc: Dfc) -> None:
     assert dfc.out == ""
 
 
+def test_a_thousand_errors_are_enough(dfc: Dfc) -> None:
+    dfc.write("a.yaml", {f"k{n}": 1 for n in range(5_000)})
+    dfc.write("b.yaml", "metadata: 1\n")
+    assert dfc("validate", "a.yaml", "b.yaml") == 1
+    assert dfc.err.count("error[") <= 1_001
+    assert dfc.err.endswith(" errors, and there may be more\n")
+
+
 @pytest.mark.parametrize("command", [["validate"], ["plan"], ["compile"]])
 def test_standard_input_is_a_spec_too(
     dfc: Dfc, command: list[str], monkeypatch: pytest.MonkeyPatch

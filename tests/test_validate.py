@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -335,3 +336,29 @@ def test_a_default_written_out_changes_nothing() -> None:
     assert plan_dict(compiled(spec(written)).plan)["sinks"][0]["delivery"] == (
         plan_dict(compiled(spec(KAFKA)).plan)["sinks"][0]["delivery"]
     )
+
+
+# --- far too much ----------------------------------------------------------------------------
+
+HEAD = "metadata: {name: a, tenant: b}\n"
+BODY = HEAD + "spec:\n  source: {type: turso, config: {id: a, url: x, tables: [y]}}\n  sinks: "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x: &s {{type: kafka, config: {{a: 1, b: 2}}}}\n{BODY}[{', '.join(['*s'] * 60_000)}]\n",
+        HEAD + "spec: {" + ", ".join(f"k{n}: 1" for n in range(100_000)) + "}\n",
+        f"{BODY}[{{type: kafka, config: {{id: c, topic: t, brokers: '{'${a b}' * 100_000}'}}}}]\n",
+        f"{BODY}[{{type: kafka, config: {{id: c, topic: t, brokers: '{'$$' * 1_000_000}'}}}}]\n",
+        f"{BODY}[{{type: kafka, config: {{id: c, topic: t, brokers: '{'${A}' * 100_000}'}}}}]\n",
+        f"{BODY}[{{type: nats, config: {{id: c, url: u, subject: {'a.' * 400_000}}}}}]\n",
+        f"{BODY}[{{type: redis, config: {{id: c, uri: '{'a:@/,' * 300_000}', stream: s}}}}]\n",
+    ],
+    ids=["aliases", "keys", "bad-references", "dollars", "references", "pattern", "url"],
+)
+def test_far_too_much_of_anything_is_answered_quickly(text: str) -> None:
+    started = time.process_time()
+    result = compiled(text)
+    assert len(result.diagnostics.text()) < 1_000_000
+    assert time.process_time() - started < 10
