@@ -7,6 +7,7 @@ Codes never change their meaning. 1xx: the file and its text; 2xx: the shape the
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -86,13 +87,16 @@ def quote(text: str, most: int = 60) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """The known word that is closest, if it is close enough to be a slip of the fingers."""
     folded = word.lower().replace("-", "_")
-    best: tuple[int, str] | None = None
+    best: tuple[int, int, str] | None = None
     for candidate in known:
-        limit = max(1, min(len(candidate), len(folded)) // 3)
-        distance = _distance(folded, candidate.lower().replace("-", "_"), limit)
-        if distance <= limit and (best is None or distance < best[0]):
-            best = (distance, candidate)
-    return best[1] if best else None
+        other = candidate.lower().replace("-", "_")
+        limit = max(1, min(len(other), len(folded)) // 3)
+        distance = _distance(folded, other, limit)
+        # Of two that are as close, the one that begins the same: fingers slip later in a word.
+        rank = (distance, -len(os.path.commonprefix([folded, other])), candidate)
+        if distance <= limit and (best is None or rank[:2] < best[:2]):
+            best = rank
+    return best[2] if best else None
 
 
 def _distance(a: str, b: str, limit: int) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from ..diagnostics import Diagnostics
+from ..diagnostics import Diagnostics, quote
 from ..env import Written
 from ..plan import EnvRef, Field, Literal, Route, Template, Text
 from ..span import Span
@@ -30,13 +31,26 @@ class Origin:
         return known.get(path)
 
 
-def event_route(written: Written, origin: Origin, diagnostics: Diagnostics) -> Route:
-    """A template over the event. Tenant, connector and pipeline name become literals."""
+def event_route(
+    written: Written, origin: Origin, diagnostics: Diagnostics, fits: str | None = None
+) -> Route:
+    """A template over the event. Tenant, connector and pipeline name become literals.
+
+    `fits` is a pattern for texts that may become part of the destination.
+    """
     parts: list[Literal | EnvRef | Field] = []
     for part, place in zip(written.parts, written.places, strict=True):
         if not isinstance(part, Field):
             _add(parts, part)
         elif (text := origin.constant(part.path)) is not None:
+            if fits and not re.fullmatch(fits, text):
+                diagnostics.error(
+                    "DFC313",
+                    place,
+                    f"`${{{'.'.join(part.path)}}}` stands for {quote(text)}, which cannot be part "
+                    "of a destination of this sink",
+                    "leave it out of the template",
+                )
             _add(parts, Literal(text))
         else:
             _check(part.path, place, origin, diagnostics)

@@ -53,6 +53,9 @@ _ENVELOPE_READS = {
     ],
 }
 _ENVELOPE_READS["debezium"] = _ENVELOPE_READS["native"]
+# What may stand in a destination; the schema has checked what the user wrote, but not what a tenant
+# or a pipeline's name brings in.
+_FITS = {"topic": r"[A-Za-z0-9._-]*", "subject": r"[^\s*>]*", "name": r"(?!\.{1,2}$)[^/\\]*"}
 # The parts of the idempotency key, which Redis entries and NATS message ids carry.
 _IDENTITY = ("event_id", "source.db", "source.table", "transaction.id")
 
@@ -195,7 +198,7 @@ class SinkResolver:
     # --- what all sinks share ------------------------------------------------------------------
 
     def route(self, config: Section, key: str) -> Route:
-        return event_route(config.written(key), self.origin, self.diagnostics)
+        return event_route(config.written(key), self.origin, self.diagnostics, _FITS.get(key))
 
     def opt_route(self, config: Section, key: str) -> Route | None:
         return self.route(config, key) if config.opt_written(key) else None
