@@ -7,7 +7,6 @@ Codes never change their meaning. 1xx: the file and its text; 2xx: the shape the
 from __future__ import annotations
 
 import json
-import os.path
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -93,7 +92,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
         limit = max(1, min(len(other), len(folded)) // 3)
         distance = _distance(folded, other, limit)
         # Of two that are as close, the one that begins the same: fingers slip later in a word.
-        rank = (distance, -len(os.path.commonprefix([folded, other])), candidate)
+        same = next((i for i, (a, b) in enumerate(zip(folded, other, strict=False)) if a != b), 99)
+        rank = (distance, -same, candidate)
         if distance <= limit and (best is None or rank[:2] < best[:2]):
             best = rank
     return best[2] if best else None

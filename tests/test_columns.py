@@ -181,7 +181,20 @@ def test_no_events_make_no_values() -> None:
 def test_columns_that_the_source_never_fills_may_be_left_out() -> None:
     e = events({"transaction": None, "tx_id": None})
     few = Events(
-        e.batch.select(["position", "tx_end", "op", "ts_ms", "db", "table", "before", "after", "source", "event_id"]),
+        e.batch.select(
+            [
+                "position",
+                "tx_end",
+                "op",
+                "ts_ms",
+                "db",
+                "table",
+                "before",
+                "after",
+                "source",
+                "event_id",
+            ]
+        ),
         pipeline="p",
         tenant="acme",
     )
