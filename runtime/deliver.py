@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from .batch import Batch, Cutter, Piece, sizes
 from .errors import DfcError, ProcessorError, RoutingError, SinkError
-from .events import Events
+from .events import SEGMENT, Events
 from .messages import routing_error
 from .sinks.base import Lane, Sink
 
@@ -34,7 +34,6 @@ ACK_SCHEMA = pa.schema(
     ]
 )
 SOURCE_ROW = ""  # instead of a sink's id: what the lane has read, whoever took it
-SEGMENT = "segment"
 STANDING = "dfc.standing"  # job property by which the driver tells the tasks where sinks stand
 
 Process = Callable[[Events], Events]

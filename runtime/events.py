@@ -31,6 +31,9 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
     "ddl": pa.string(),
 }
 
+# The one column of a DataFrame whose rows stand for whole segments of events.
+SEGMENT = "segment"
+
 # A source that has none of these does not carry them as columns of nulls.
 SPARSE_COLUMNS = frozenset({"schema", "transaction", "tx_id", "schema_sequence", "ddl"})
 

@@ -136,6 +136,7 @@ class Job:
             "batch_max_bytes": str(self.batch.max_bytes),
             "batch_max_ms": str(self.batch.max_ms),
             "tick_secs": str(min(ticks, default=0)),
+            "packed": "true",
             "sinks": json.dumps([sink.id for sink in self.sinks]),
         }
 

@@ -16,7 +16,23 @@ from dfc_runtime.events import Events
 from .fixtures import fixture_events
 from .goldens import CASES, Case
 
-NATIVE_KEYS = ["before", "after", "source", "op", "ts_ms", "transaction", "event_id", "tenant_id", "schema_version", "schema_sequence", "ddl", "trace_id", "tags", "synthetic", "tx_end"]
+NATIVE_KEYS = [
+    "before",
+    "after",
+    "source",
+    "op",
+    "ts_ms",
+    "transaction",
+    "event_id",
+    "tenant_id",
+    "schema_version",
+    "schema_sequence",
+    "ddl",
+    "trace_id",
+    "tags",
+    "synthetic",
+    "tx_end",
+]
 CLOUD_KEYS = ["specversion", "id", "source", "type", "time", "datacontenttype", "subject", "data"]
 SUFFIX = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
 NOT_BUILT = {"javascript", "flatten", "outbox"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from dfc_runtime.deliver import unpacked
 from dfc_runtime.sources import SourceError, lanes, pump, segments
 from dfc_runtime.sources.log import TransientError
 from dfc_runtime.sources.progress import SinkPositions
@@ -130,6 +131,29 @@ def test_all_rows_come_through_in_order(read: Any, carry: str) -> None:
     reader = read(ScriptedLog(500), carry=carry)
     rows = [n for epoch in epochs(reader, 500) for n in epoch[0]]
     assert rows == list(range(1, 501))
+
+
+@pytest.mark.parametrize("carry", ["file", "inline"])
+def test_packed_segments_hold_the_same_rows(read: Any, carry: str) -> None:
+    """In a job one row of the DataFrame is a whole segment, which delivery opens."""
+    reader = read(ScriptedLog(500), carry=carry, packed="true", lanes="2")
+    assert reader.settings.spark_schema == "segment binary"
+    offset, rows = reader.initialOffset(), []
+    while len(rows) < 500:
+        end = reader.latestOffset(offset, None)
+        for partition in reader.partitions(offset, end):
+            for batch in unpacked(reader.read(pickle.loads(pickle.dumps(partition)))):
+                rows += [json.loads(text)["n"] for text in batch.column("after").to_pylist()]
+        offset = end
+    assert sorted(rows) == list(range(1, 501))
+
+
+def test_a_note_of_the_job_says_where_the_next_query_begins(read: Any) -> None:
+    reader = read(ScriptedLog(20), start="0010")
+    assert reader.initialOffset() == {"position": "0010", "tick": 0}
+    os.makedirs(reader.settings.folder, exist_ok=True)
+    Path(reader.settings.folder, "start").write_text("0004")
+    assert reader.initialOffset() == {"position": "0004", "tick": 0}
 
 
 def test_nothing_is_opened_before_an_offset_is_asked_for(read: Any) -> None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from ..events import SEGMENT
 from . import lanes
 from .log import LogReader, SourceError
 from .settings import ReaderSettings
@@ -204,7 +205,12 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_store": None, "_pump": None}
 
     def initialOffset(self) -> Offset:
-        return {"position": self.settings.start, "tick": 0}
+        start = self.settings.start
+        if self.settings.folder:
+            # A job that starts its query over says here where this one begins.
+            with contextlib.suppress(FileNotFoundError), open(self._note("start")) as file:
+                start = file.read()
+        return {"position": start, "tick": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._once = True
@@ -241,6 +247,12 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LanePartition)
+        if self.settings.packed:
+            # A job opens segments where it delivers them: Spark need not take them apart.
+            rows = [p if isinstance(p, bytes) else f"file:{p}".encode() for p in partition.pieces]
+            if rows:
+                yield pa.RecordBatch.from_arrays([pa.array(rows, pa.binary())], names=[SEGMENT])
+            return
         for piece in partition.pieces:
             if isinstance(piece, bytes):
                 with pa.ipc.open_stream(piece) as stream:
@@ -276,5 +288,8 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.settings.tick_secs > 0 and time.monotonic() >= self._tick_at
 
     def _stop_asked(self) -> bool:
-        folder = self.settings.folder
-        return bool(folder) and os.path.exists(os.path.join(folder, "stop"))
+        return bool(self.settings.folder) and os.path.exists(self._note("stop"))
+
+    def _note(self, name: str) -> str:
+        """A file by which the job speaks to the reader."""
+        return os.path.join(self.settings.folder, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..events import EVENT_COLUMNS, arrow_schema
+from ..events import EVENT_COLUMNS, SEGMENT, arrow_schema, ddl_schema
 from . import lanes
 from .log import SourceError
 
@@ -30,6 +30,7 @@ class ReaderSettings:
     batch_max_bytes: int = 16 << 20
     batch_max_ms: int = 50
     tick_secs: float = 0
+    packed: bool = False
     sinks: tuple[str, ...] = ()
     columns: tuple[str, ...] = tuple(EVENT_COLUMNS)
 
@@ -60,6 +61,7 @@ class ReaderSettings:
             batch_max_bytes=int(number("batch_max_bytes", 16 << 20)),
             batch_max_ms=int(number("batch_max_ms", 50)),
             tick_secs=number("tick_secs", 0),
+            packed=options.get("packed", "") == "true",
             sinks=texts(options, "sinks"),
             columns=texts(options, "columns") or tuple(EVENT_COLUMNS),
         )
@@ -76,8 +78,13 @@ class ReaderSettings:
 
     @property
     def schema(self) -> pa.Schema:
-        """What Spark gets."""
+        """What segments hold."""
         return arrow_schema(self.columns)
+
+    @property
+    def spark_schema(self) -> str:
+        """What Spark gets: the events themselves, or one row for each segment of them."""
+        return f"{SEGMENT} binary" if self.packed else ddl_schema(self.columns)
 
     @property
     def needed(self) -> tuple[str, ...]:

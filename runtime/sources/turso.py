@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from ..events import ddl_schema
 from . import TursoSource
 from .log import LogReader, SourceError, logger
 from .segments import SegmentReader
@@ -43,7 +42,7 @@ class TursoDataSource(DataSource):
         return TursoSource.format
 
     def schema(self) -> str:
-        return ddl_schema(ReaderSettings.parse(self.options).columns)
+        return ReaderSettings.parse(self.options).spark_schema
 
     def streamReader(self, schema: StructType) -> TursoReader:
         return TursoReader(dict(self.options))
