@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 from types import ModuleType
 from typing import Any
 
@@ -126,6 +127,39 @@ def check_cloudevent(value: dict[str, Any], row: dict[str, Any], prefix: str, na
     assert value["time"].startswith("2023-11-14T22:13:20.") and value["time"].endswith("Z")
     images = [k for k in ("before", "after") if row[k] is not None]
     assert list(value["data"]) == [*images, "op"]
+
+
+@by_name
+def test_emitted_settings_are_those_of_the_plan(case: Case) -> None:
+    """What a job leaves out must be the runtime's own default, or the plan is not what runs."""
+    module, plan, _ = load(case)
+    env = environment(module)
+    wrong = []
+
+    def compare(where: str, planned: dict[str, Any], made: object) -> None:
+        for name, value in planned.items():
+            if name in ("kind", "at", "delivery") or not hasattr(made, name):
+                continue
+            got = getattr(made, name)
+            if isinstance(value, dict) and "template" not in value and not isinstance(got, dict):
+                compare(f"{where}.{name}", value, got)
+                continue
+            if isinstance(value, str) and "${" in value and not where.startswith("source"):
+                value = env.fill(value)
+            if isinstance(value, dict):
+                value = {k: env.fill(v) for k, v in value.items()}
+            if name == "path":
+                value = os.path.abspath(value)
+            expected = tuple(value) if isinstance(value, list) else value
+            if (got or None) != (expected or None):
+                wrong.append(f"{where}.{name}: plan {expected!r}, job {got!r}")
+
+    compare("source", plan["source"], module.SOURCE)
+    compare("batch", plan["batch"], module.BATCH)
+    for sink, planned in zip(module.sinks(env), plan["sinks"], strict=True):
+        compare(f"sinks.{sink.id}", planned, sink)
+        compare(f"sinks.{sink.id}.delivery", planned["delivery"], sink)
+    assert not wrong
 
 
 def routed(name: str) -> tuple[ModuleType, Events]:

@@ -40,6 +40,8 @@ from .literals import py_block, py_comment, py_docstring, py_literal, py_name
 _FORMATS = {TursoSource: "dfc_turso", MysqlSource: "dfc_mysql", PostgresSource: "dfc_postgres"}
 _KINDS = {TursoSource: "turso", MysqlSource: "mysql", PostgresSource: "postgres"}
 _METHODS = {"in": "is_in"}
+# Switches that are on unless told otherwise; all others are off, and off goes without saying.
+_USUALLY_ON = {"fsync", "manage", "respect_source_tx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,7 @@ class _Builder:
         view.batch = str(
             Call(
                 "Batch",
-                kwargs=_shown(
-                    batch,
-                    "max_events max_bytes max_ms" " respect_source_tx max_inflight",
-                    keep_off=True,
-                ),
+                kwargs=_shown(batch, "max_events max_bytes max_ms respect_source_tx max_inflight"),
             )
         )
         view.storage = self.storage()
@@ -461,16 +459,14 @@ def _route_comments(routes: tuple[tuple[str, Route | None], ...]) -> tuple[str, 
     return ("   ".join(shown),) if shown else ()
 
 
-def _shown(
-    thing: object, names: str, env: bool = False, keep_off: bool = False
-) -> tuple[tuple[str, str], ...]:
-    """Settings as keyword arguments. Those that are off or empty say nothing and are left out."""
+def _shown(thing: object, names: str, env: bool = False) -> tuple[tuple[str, str], ...]:
+    """Settings as keyword arguments. Those that are unset say nothing and are left out."""
     result = []
     for name in names.split():
         value = getattr(thing, name)
-        if not keep_off and (value is None or value is False or value == ()):
-            continue
-        result.append((name, _value(value, env)))
+        unset = value is None or value == () or (value is False and name not in _USUALLY_ON)
+        if not unset:
+            result.append((name, _value(value, env)))
     return tuple(result)
 
 

@@ -48,6 +48,7 @@ def sinks(env: Env) -> tuple[Sink, ...]:
             roll_max_events=1000,
             roll_max_bytes=1048576,
             roll_max_age_secs=5,
+            fsync=False,
         ),
     )
 

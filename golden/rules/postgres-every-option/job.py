@@ -29,6 +29,7 @@ SOURCE = PostgresSource(
     outbox_prefixes=("outbox_%",),
     on_schema_drift="adapt",
     json_wide_integers="number",
+    manage=False,
     reselect=True,
     heartbeat_interval_secs=30,
     heartbeat_query="update heartbeat set at = now()",
