@@ -10,6 +10,8 @@ BUILT = frozenset({"dfc_turso", "filter"})
 _LATER = {
     "dfc_mysql": "the mysql source",
     "dfc_postgres": "the postgres source",
+    "turso_native": "`cdc_mode: native`",
+    "turso_remote": "reading remote Turso databases",
     "javascript": "the javascript processor",
     "outbox": "the outbox processor",
     "flatten": "the flatten processor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -90,6 +91,19 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
     )
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and they in turn."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
 def written(folder: Path) -> int:
     """Bytes of output so far, finished or not: only to see that a run is under way."""
     total = 0
@@ -137,10 +151,11 @@ def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
         wait_for_change(written, written(tmp_path), job, tmp_path)
         time.sleep(choice.random() * 1.5)
         interrupted += job.poll() is None
-        if round % 2:
-            os.killpg(job.pid, signal.SIGKILL)  # driver, Java and workers at once
-        else:
-            job.kill()  # the driver alone: what it started may write on for a moment
+        # Alone, the driver leaves Java and workers behind, which may write on for a moment; with
+        # them, a worker dies in the middle of a write.
+        for pid in family(job.pid) if round % 2 else [job.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         job.wait()
     writer.done.set()
     writer.join(60)
