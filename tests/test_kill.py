@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,22 @@ class Writer(threading.Thread):
             database.execute("ROLLBACK" if choice.random() < 0.1 else "COMMIT")
             time.sleep(0.004)
         database.close()
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The jobs of a test; one that is still there when it fails is ended with all its family."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for job in started:
+        if job.poll() is None:
+            kill(family(job.pid))
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[bytes]:
@@ -129,7 +145,9 @@ def wait_for_change(
         time.sleep(0.1)
 
 
-def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_twenty_kills_lose_and_repeat_nothing(
+    tmp_path: Path, jobs: list[subprocess.Popen[bytes]]
+) -> None:
     choice = random.Random(20)
     (tmp_path / "kill.yaml").write_text(SPEC)
     database = sqlite3.connect(tmp_path / "shop.db")
@@ -144,7 +162,7 @@ def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
     interrupted = 0
     for round in range(KILLS):
         runs = starts(tmp_path)
-        job = start(tmp_path)
+        jobs.append(job := start(tmp_path))
         wait_for_change(starts, runs, job, tmp_path)
         # From here on what is written is this run's work; what a killed driver left running may
         # have written on until then.
@@ -153,9 +171,7 @@ def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
         interrupted += job.poll() is None
         # Alone, the driver leaves Java and workers behind, which may write on for a moment; with
         # them, a worker dies in the middle of a write.
-        for pid in family(job.pid) if round % 2 else [job.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(family(job.pid) if round % 2 else [job.pid])
         job.wait()
     writer.done.set()
     writer.join(60)
