@@ -248,6 +248,21 @@ def test_pattern_that_is_none_is_rejected(value: Json) -> None:
     assert compiled(predicate(op="regex", value=value)).only.code == "DFC412"
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["a{99999999999999999999}", "(" * 490 + ")" * 490, "(" * 3000 + ")" * 3000, "a" * 1001],
+    ids=["count", "nested", "nested-and-long", "long"],
+)
+def test_pattern_that_is_too_much_for_the_engine_is_rejected(value: str) -> None:
+    assert compiled(predicate(op="regex", value=value)).only.code == "DFC412"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["[[a]", "[a&&b]", "x" * 1000])
+def test_pattern_that_python_frowns_upon_passes_without_a_word(value: str) -> None:
+    accepted(predicate(op="regex", value=value))
+
+
 # --- sinks -----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 
 from ..diagnostics import Diagnostics, quote
 from ..plan import (
@@ -27,6 +28,7 @@ _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t
 _NO_VALUE = ("exists", "not_exists", "changed")
 _LIST_VALUE = ("in", "not_in")
 _ORDERED = ("gt", "gte", "lt", "lte")
+_LONGEST_PATTERN = 1_000
 EVERYTHING = "*"  # a script may look at any field
 
 
@@ -168,10 +170,20 @@ def _regex(value: object, section: Section, diagnostics: Diagnostics) -> None:
     if not isinstance(value, str):
         diagnostics.error("DFC412", at, "`regex` needs a pattern as text", "put it in quotes")
         return
+    if len(value) > _LONGEST_PATTERN:
+        message = f"this pattern is longer than {_LONGEST_PATTERN} characters"
+        diagnostics.error("DFC412", at, message, "list the values with `in`, or use a processor")
+        return
     try:
-        re.compile(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what later versions of Python may read in it
+            re.compile(value)
     except re.error as error:
         diagnostics.error("DFC412", at, f"{quote(value)} is not a regular expression: {error}")
+    except (OverflowError, RecursionError):
+        # A count beyond what the engine can hold, or groups within groups beyond its stack.
+        message = f"{quote(value)} is more than the regular expression engine can hold"
+        diagnostics.error("DFC412", at, message, "use smaller counts and fewer nested groups")
 
 
 def _flatten(section: Section, ident: str) -> Flatten:
