@@ -170,10 +170,10 @@ class Journal:
     def _append(self, record: dict[str, Any], sync: bool) -> None:
         line = _line(record)
         try:
-            os.write(self._file, line)
+            _write(self._file, line)
             if sync:
                 os.fdatasync(self._file)
-        except OSError:
+        except (OSError, SinkError):
             # Half a line must not be followed by a whole one.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
@@ -194,9 +194,13 @@ class Journal:
         new = self.path.with_suffix(".new")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, content)
+            _write(handle, content)
             if self._fsync:
                 os.fsync(handle)
+        except (OSError, SinkError):
+            with contextlib.suppress(OSError):
+                os.unlink(new)  # a full disk needs the room
+            raise
         finally:
             os.close(handle)
         os.rename(new, self.path)
@@ -206,6 +210,16 @@ class Journal:
             os.close(self._file)
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = len(content)
+
+
+def _write(handle: int, data: bytes) -> None:
+    """All of it, or an error: a disk that fills up takes part of a write and reports success."""
+    left = memoryview(data)
+    while left:
+        done = os.write(handle, left)
+        if done <= 0:
+            raise SinkError("the journal could not be written")
+        left = left[done:]
 
 
 def _line(record: dict[str, Any]) -> bytes:
