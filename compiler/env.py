@@ -26,13 +26,18 @@ _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _SCHEME = re.compile(r"\s*([^:/?#\s]*)://")
 _BARE_LOGIN = re.compile(r"[^/\s:@]*:(?!\\)([^/\s@]+)@")  # but not C:\x@y
 _PASSWORD_KEY = re.compile(
-    r"(?:pass(?:word|wd|phrase)?|pwd|token|secret|jwt)\s*=\s*['\"]?([^\s'\"&;]+)", re.IGNORECASE
+    r"(?:pass(?:word|wd|phrase)?|pwd|token|secret|jwt|(?:api|access)[._-]?key|credentials?"
+    r"|(?<![a-z_])auth)\s*=\s*['\"]?([^\s'\"&;]+)",  # but not `require_auth=`
+    re.IGNORECASE,
 )
 _HAS_USERS = ("mysql", "postgres", "postgresql", "redis", "rediss")  # elsewhere `x@` is a token
 _SECRET_SETTING = re.compile(
-    r"passw|passphrase|secret|token(?!\.endpoint)|key\.pem|keystore\.key|jaas\.config|user\.info",
+    r"passw|passphrase|secret|token(?!\.endpoint)|key\.pem|keystore\.key|jaas\.config|user\.info"
+    r"|(?:api|access|private)[._-]?key$|credentials?$|(?:^|[._-])auth$|kinit\.cmd",
     re.IGNORECASE,
 )
+# Certificates and lists of ciphers (`ALL:!ADH@STRENGTH`) only look as if a login stood in them.
+_NEVER_LOGIN = re.compile(r"\.pem$|cipher", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,13 @@ def read_text(
 
 def is_secret_setting(name: str) -> bool:
     return bool(_SECRET_SETTING.search(name))
+
+
+def setting_kind(name: str) -> str:
+    """The rules (schema `x-dfc`) for the value of a client setting; what it means is not known."""
+    if is_secret_setting(name):
+        return "secret"
+    return "env" if _NEVER_LOGIN.search(name) else "url"
 
 
 def _literal_only(scalar: Scalar, what: str, diagnostics: Diagnostics) -> Written:

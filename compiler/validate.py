@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from .diagnostics import Diagnostics, did_you_mean, quote
-from .env import is_secret_setting, read_text
+from .env import read_text, setting_kind
 from .parse import Map, Node, Scalar, Seq, describe
 from .span import Span
 from .spec import Checked, Items, Section
@@ -160,7 +160,7 @@ class _Walk:
                 else "give it a value"
             )
         elif wanted == ["string"] and isinstance(node, Scalar):
-            hidden = schema.get("x-dfc") in ("url", "secret")
+            hidden = schema.get("x-dfc") == "secret"
             help = "put it in quotes" + ("" if hidden else f': "{node.raw}"')
         elif isinstance(node, Scalar) and isinstance(node.value, str):
             if "${" in node.value:
@@ -255,8 +255,7 @@ class _Walk:
         """One entry of a free map; client settings that hold a secret fall under the secrets rule."""
         label = f"{quote(key)} in {what}"
         if map_schema.get("x-dfc") == "conf":
-            kind = "secret" if is_secret_setting(key) else "env"
-            schema = {**schema, "x-dfc": kind}
+            schema = {**schema, "x-dfc": setting_kind(key)}
         return self.visit(schema, node, label)
 
     def sequence(self, schema: Schema, node: Seq, what: str) -> Items:

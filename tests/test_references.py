@@ -226,6 +226,10 @@ TURSO_URLS = [
     "libsql://shop.turso.io?auth_token=hunter2&tls=1",
     "https://app:hunter2@shop.turso.io",
     "libsql://hunter2@shop.turso.io",
+    "libsql://shop.turso.io?apiKey=hunter2",
+    "libsql://shop.turso.io?api_key=hunter2",
+    "libsql://shop.turso.io?tls=1&auth=hunter2",
+    "libsql://shop.turso.io?credential=hunter2",
 ]
 LEAKS: list[Json] = [
     *(spec(source=having(MYSQL, dsn=url)) for url in MYSQL_URLS),
@@ -235,7 +239,11 @@ LEAKS: list[Json] = [
     *(spec(having(NATS, url=url)) for url in NATS_URLS),
     spec(storage={"backend": "postgres", "dsn": "postgres://app:hunter2@db/state"}),
     spec(having(KAFKA, brokers="sasl://app:hunter2@k:9092")),
+    spec(having(KAFKA, brokers="app:hunter2@k:9092")),
+    spec(having(KAFKA, brokers="k1:9092,app:hunter2@k2:9092")),
+    spec(having(KAFKA, brokers="${BROKERS:-app:hunter2@k:9092}")),
     spec(connection_policy={"preferred_replica": "mysql://app:hunter2@db"}),
+    spec(connection_policy={"preferred_replica": "app:hunter2@db"}),
     *(
         spec(having(NATS, username="app", password=value))
         for value in (
@@ -251,8 +259,18 @@ LEAKS: list[Json] = [
             *("sasl.password", "ssl.key.password", "ssl.keystore.password", "SASL.PASSWORD"),
             *("sasl.oauthbearer.client.secret", "ssl.key.pem", "sasl.jaas.config"),
             *("schema.registry.basic.auth.user.info", "ssl.keystore.key", "my.passphrase"),
+            *("api.key", "api_key", "apiKey", "aws.access.key", "private.key", "auth"),
+            *("basic.auth", "credential", "my.credentials", "sasl.kerberos.kinit.cmd"),
         )
     ),
+    *(
+        spec(having(KAFKA, client_conf={"sasl.oauthbearer.config": value}))
+        for value in (
+            *("principal=a password=hunter2", "principal=a secret='hunter2'", "apiKey=hunter2"),
+            *("principal=a password=${PW:-hunter2}", "auth=hunter2", "app:hunter2@idp:443"),
+        )
+    ),
+    spec(having(KAFKA, client_conf={"some.servers": "a:1,app:hunter2@b:2"})),
     spec(having(KAFKA, client_conf={"http.proxy": "http://app:hunter2@proxy"})),
     spec(having(KAFKA, client_conf={"sasl.password": ["hunter2"]})),
     spec(having(KAFKA, client_conf="sasl.password=hunter2")),
@@ -302,7 +320,12 @@ spec:
             spec(source=having(POSTGRES, dsn=dsn))
             for dsn in (
                 *("host=db user=app", "host=db password=${PW}", "host=db password='${PW}'"),
-                *("host=db passfile=/x", "host=db password=''", "postgres://app@a:1,b:2/shop"),
+                *(
+                    "host=db passfile=/x",
+                    "host=db require_auth=md5",
+                    "host=db password=''",
+                    "postgres://app@a:1,b:2/shop",
+                ),
             )
         ),
         *(
@@ -314,6 +337,21 @@ spec:
         spec(having(FILE, path="./password=x/a:b@c")),
         spec(having(KAFKA, client_conf={"ssl.ca.pem": "-----BEGIN", "ssl.key.location": "/k"})),
         spec(having(KAFKA, client_conf={"sasl.oauthbearer.token.endpoint.url": "https://x/y"})),
+        *(
+            spec(having(KAFKA, client_conf={key: value}))
+            for key, value in (
+                ("ssl.cipher.suites", "ALL:!ADH@STRENGTH"),
+                ("ssl.ca.pem", "-----BEGIN\nabcpwd=\n-----END"),
+                ("sasl.oauthbearer.config", "principal=a password=${PW}"),
+                ("sasl.oauthbearer.config", "principal=a scope=b"),
+                ("sasl.kerberos.principal", "kafka/host@REALM"),
+                ("sasl.kerberos.kinit.cmd", "${KINIT}"),
+                ("bearer.auth.credentials.source", "URL"),
+                ("sasl.oauthbearer.client.credentials.client.id", "app"),
+                ("sasl.oauthbearer.assertion.private.key.file", "/k"),
+            )
+        ),
+        *(spec(having(KAFKA, brokers=hosts)) for hosts in ("a:1,b:2", "SSL://a:1,SSL://b:2")),
         spec(having(NATS, username="app", password="${PW}")),
     ],
 )
