@@ -173,10 +173,10 @@ class Delivery:
         self, batches: Iterator[pa.RecordBatch], lane: int, standing: dict[str, Standing]
     ) -> Iterator[pa.RecordBatch]:
         """Delivers one lane's share of an epoch, and gives the acks when it is through."""
-        where = Lane(self.pipeline, lane, self.lanes)
         outlets = []
         for sink in self.sinks:
             known = standing.get(sink.id, Standing(("",) * self.lanes))
+            where = Lane(self.pipeline, lane, self.lanes, known.positions[lane])
             outlets.append(Outlet(sink, where, known.positions[lane], known.away))
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .commit import Settle
@@ -91,7 +92,8 @@ class Watch:
 
     def _answers(self, sink: Sink) -> bool:
         try:
-            sink.open(self._lane)
+            known = self._settle.positions.of(sink.id)[self._lane.index]
+            sink.open(replace(self._lane, known=known))
             sink.close()
         except Exception as error:
             self._settle.away[sink.id] = f"left behind: {reason(error, sink.secrets)}"

@@ -251,6 +251,69 @@ def test_journal_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     sink.close()
 
 
+def stand(folder: Path, *positions: int, known: str = "") -> None:
+    """Leaves a folder whose lanes stand here, as a kill would."""
+    for lane, position in enumerate(positions):
+        sink = make(folder)
+        sink.open(Lane("p", lane, len(positions), known))
+        sink.write(*unit(position, position))
+        sink.commit(f"{position:04x}")
+        sink.close()
+
+
+def test_another_number_of_lanes_needs_a_common_position(tmp_path: Path) -> None:
+    stand(tmp_path, 10, 5)
+    for known in ("", "0005", "0009"):
+        with pytest.raises(ConfigError, match="run once with 2 lanes"):
+            make(tmp_path).open(Lane("p", 0, 1, known))
+        with pytest.raises(ConfigError, match="run once with 2 lanes"):
+            make(tmp_path).open(Lane("p", 2, 3, known))
+    same = make(tmp_path)
+    assert same.open(Lane("p", 1, 2, "0009")) == "0005", "the old number goes on"
+    same.close()
+    sink = make(tmp_path)
+    assert sink.open(Lane("p", 0, 1, "000a")) == "000a", "storage has them all at the end"
+    sink.write(*unit(11, 11))
+    sink.commit("000b")
+    sink.close()
+    sink.finish("p")
+    assert sorted(i for ids in visible(tmp_path).values() for i in ids) == [5, 10, 11]
+    assert sink.open(Lane("p", 0, 1)) == "000b"
+    sink.close()
+
+
+def test_new_lanes_begin_where_the_one_stood(tmp_path: Path) -> None:
+    """Storage may be behind after a kill: a lane without a journal must not begin there."""
+    stand(tmp_path, 10)
+    one, two = make(tmp_path), make(tmp_path)
+    assert one.open(Lane("p", 0, 2, "0005")) == "000a"
+    assert two.open(Lane("p", 1, 2, "0005")) == "000a"
+    two.write(*unit(12, 12))
+    two.commit("000c")
+    one.close()
+    two.close()
+    with pytest.raises(ConfigError, match="run once with 2 lanes"):
+        one.open(Lane("p", 0, 1, "000b"))
+    assert one.open(Lane("p", 0, 1, "000c")) == "000c"
+    one.close()
+    # Back to two: the journal of lane 1 has the right number, from an earlier time.
+    assert two.open(Lane("p", 1, 2, "0005")) == "000c"
+    two.close()
+
+
+def test_the_number_of_lanes_stays_while_somebody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "LOCK_WAIT_SECS", 0.1)
+    sink, other = make(tmp_path), make(tmp_path)
+    sink.open(LANE)
+    with pytest.raises(SinkError, match="another process"):
+        other.open(Lane("p", 1, 2))
+    sink.close()
+    assert other.open(Lane("p", 1, 2)) == ""
+    other.close()
+
+
 FULL_DISK = """
 import resource, sys
 from pathlib import Path

@@ -21,6 +21,7 @@ class Lane:
     pipeline: str
     index: int = 0
     count: int = 1
+    known: str = ""  # position that storage has for the sink's lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,11 +74,13 @@ class FileSink(Sink):
     # --- a lane's task -----------------------------------------------------------------------
 
     def open(self, lane: Lane) -> str:
+        owner = {"pipeline": lane.pipeline, "sink": self.id, "lanes": lane.count}
+        return self._open(Journal(self.path, owner, lane.index, self.fsync), lane, lane.known)
+
+    def _open(self, journal: Journal, lane: Lane, known: str | None) -> str:
         self._unit, self._handles, self._made = {}, {}, set()
         self._suffix = f"-{lane.index}" if lane.count > 1 else ""
-        owner = {"pipeline": lane.pipeline, "sink": self.id, "lanes": lane.count}
-        journal = Journal(self.path, owner, lane.index, self.fsync)
-        journal.open()
+        journal.open(known)
         self._journal = journal
         self._rename()
         return journal.position
@@ -145,7 +147,10 @@ class FileSink(Sink):
         """Gives every open file its final name, so that readers see all there is."""
         for lane, header in owners(self.path):
             if header.get("pipeline") == pipeline and header.get("sink") == self.id:
-                self.open(Lane(pipeline, lane, int(header.get("lanes", 1))))
+                # As it is: a lane of an earlier number of lanes may have open files, too.
+                owner = {key: value for key, value in header.items() if key != "v"}
+                where = Lane(pipeline, lane, int(header.get("lanes", 1)))
+                self._open(Journal(self.path, owner, lane, self.fsync), where, None)
                 try:
                     self._roll(lambda active: True)
                 finally:

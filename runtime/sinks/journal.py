@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, SinkError
+from .lane_count import LaneCount
 
 FOLDER = ".dfc"
 LOCK_WAIT_SECS = 10.0
@@ -61,6 +62,7 @@ class Journal:
         self._size = 0
         self._file = -1
         self._lock = -1
+        self._count = LaneCount(self.folder, self._glance, fsync)
 
     @property
     def path(self) -> Path:
@@ -68,11 +70,18 @@ class Journal:
 
     # --- opening -----------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, known: str | None = "") -> None:
+        """`known`: where storage has the lane; None to leave the folder's lanes as they are."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         try:
-            if self._load():
+            start = ""
+            if known is not None:
+                agreed = self._count.agree(self._owner["lanes"], known, LOCK_WAIT_SECS)
+                start = agreed.start
+                if agreed.generation:
+                    self._owner["generation"] = agreed.generation
+            if self._load(start):
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             else:
                 self._compact()
@@ -85,6 +94,28 @@ class Journal:
             if handle >= 0:
                 os.close(handle)
         self._file = self._lock = -1
+        self._count.close()
+
+    def _glance(self) -> dict[int, tuple[dict[str, Any], str]]:
+        """Header and position of every lane's journal."""
+        found = {}
+        for lane, path in _journals(self.folder):
+            records, _ = _records(path.read_bytes())
+            if records:
+                self._check_owner(records[0])
+                position = ""
+                for record in records[1:]:
+                    position = record.get("p", position)
+                found[lane] = (records[0], position)
+        return found
+
+    def _check_owner(self, header: dict[str, Any]) -> None:
+        for name in ("pipeline", "sink"):
+            if header.get(name) != self._owner[name]:
+                raise ConfigError(
+                    f"{self.folder.parent} belongs to sink `{header.get('sink')}` "
+                    f"of pipeline `{header.get('pipeline')}`: give each file sink its own folder"
+                )
 
     def _take_lock(self) -> None:
         path = self.folder / f"lane-{self._lane}.lock"
@@ -109,37 +140,28 @@ class Journal:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
-    def _load(self) -> bool:
-        """Replays the file; False when it has to be written anew."""
+    def _load(self, start: str) -> bool:
+        """Replays the file; False when it has to be written anew. A new lane begins at `start`."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
+            self.position = start
             return False
-        good = 0
-        records = []
-        while (end := data.find(b"\n", good)) >= 0:
-            record = _parse(data[good:end])
-            if record is None:
-                break
-            records.append(record)
-            good = end + 1
+        records, good = _records(data)
         if any(_parse(line) is not None for line in data[good:].split(b"\n")[1:]):
             # Not the torn end of a crash: going on would repeat events that were committed.
             raise SinkError(f"{self.path} is damaged in the middle")
         if not records:
             return False
         header = records[0]
-        for name in ("pipeline", "sink"):
-            if header.get(name) != self._owner[name]:
-                raise ConfigError(
-                    f"{self.folder.parent} belongs to sink `{header.get('sink')}` "
-                    f"of pipeline `{header.get('pipeline')}`: give each file sink its own folder"
-                )
+        self._check_owner(header)
         for record in records[1:]:
             self._apply(record)
         if good < len(data):
             os.truncate(self.path, good)
         self._size = good
+        if header.get("generation", 0) != self._owner.get("generation", 0):
+            self.position = start
         return bool(header == self._owner)
 
     def _apply(self, record: dict[str, Any]) -> None:
@@ -237,12 +259,32 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def _records(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The whole records at the beginning, and how many bytes they take."""
+    good = 0
+    records = []
+    while (end := data.find(b"\n", good)) >= 0:
+        record = _parse(data[good:end])
+        if record is None:
+            break
+        records.append(record)
+        good = end + 1
+    return records, good
+
+
+def _journals(folder: Path) -> list[tuple[int, Path]]:
+    return [
+        (int(path.stem.removeprefix("lane-")), path)
+        for path in sorted(folder.glob("lane-*.journal"))
+    ]
+
+
 def owners(root: str) -> list[tuple[int, dict[str, Any]]]:
     """Lane and header of each journal in the folder of a sink."""
     found = []
-    for path in sorted((Path(root) / FOLDER).glob("lane-*.journal")):
+    for lane, path in _journals(Path(root) / FOLDER):
         with path.open("rb") as file:
             header = _parse(file.readline().rstrip(b"\n"))
         if header is not None:
-            found.append((int(path.stem.removeprefix("lane-")), header))
+            found.append((lane, header))
     return found

@@ -62,7 +62,13 @@ def main() -> None:
         time.sleep(chance.uniform(0.001, 0.06))
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the writer failed by itself"
-    sink(folder).finish("p")
+    # What the last child had begun is begun again, as the next run would.
+    last = sink(folder)
+    at = int(last.open(Lane("p")) or "0", 16)
+    last.write(*unit(at + 1, TABLES))
+    last.commit(f"{at + TABLES:016x}")
+    last.close()
+    last.finish("p")
 
 
 if __name__ == "__main__":
