@@ -411,11 +411,49 @@ def test_neighbouring_literals_become_one(template: str, parts: int) -> None:
     assert len(route.parts) == parts
 
 
-@pytest.mark.parametrize("source", [MYSQL, TURSO], ids=lambda source: source["type"])
-def test_schema_of_a_source_that_has_none_is_rejected(source: Json) -> None:
-    given = spec(having(KAFKA, topic="a.${source.schema}"), source=source)
-    refused(given, "DFC311", "have no `${source.schema}`")
-    accepted(spec(having(KAFKA, topic="a.${source.schema}"), source=POSTGRES))
+_ONLY_MYSQL = ["server_id", "gtid", "file", "pos", "row"]
+_ONLY_POSTGRES = ["schema", "lsn", "txId", "xmin"]
+NEVER = [
+    *((MYSQL, f"source.{name}") for name in [*_ONLY_POSTGRES, "sequence"]),
+    *((POSTGRES, f"source.{name}") for name in [*_ONLY_MYSQL, "sequence"]),
+    *((TURSO, f"source.{name}") for name in [*_ONLY_MYSQL, *_ONLY_POSTGRES, "snapshot"]),
+    *((TURSO, name) for name in ("transaction", "transaction.id", "transaction.total_order")),
+    *((TURSO, name) for name in ("ddl", "ddl.sql", "schema_sequence")),
+    *((source, name) for source in (MYSQL, POSTGRES, TURSO) for name in ("trace_id", "tags")),
+    *((source, "synthetic") for source in (MYSQL, POSTGRES, TURSO)),
+]
+
+
+@pytest.mark.parametrize(("source", "name"), NEVER, ids=lambda x: x if isinstance(x, str) else "")
+def test_template_on_a_field_that_the_source_never_fills_is_rejected(
+    source: Json, name: str
+) -> None:
+    for key in ("topic", "key"):
+        given = spec(having(KAFKA, **{key: f"a.${{{name}}}"}), source=source)
+        refused(given, "DFC311", f"`${{{name}}}` is always empty")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (MYSQL, [f"source.{name}" for name in (*_ONLY_MYSQL, "snapshot", "db")]),
+        (POSTGRES, [f"source.{name}" for name in (*_ONLY_POSTGRES, "snapshot", "db")]),
+        (TURSO, ["source.sequence", "source.table", "source", "schema_version", "event_id"]),
+        *((s, ["transaction.id", "ddl.sql", "schema_sequence"]) for s in (MYSQL, POSTGRES)),
+    ],
+    ids=str,
+)
+def test_template_on_a_field_that_the_source_fills_is_taken(source: Json, names: list[str]) -> None:
+    for name in names:
+        accepted(spec(having(KAFKA, key=f"${{{name}}}"), source=source))
+
+
+def test_tags_and_synthetic_come_from_scripts() -> None:
+    sink = having(KAFKA, topic="a.${synthetic}", key="${tags}")
+    accepted(spec(sink, processors=[SCRIPT]))
+    steps = [{"type": "outbox"}]
+    given = spec(having(KAFKA, key="${synthetic}"), source=OUTBOX_SOURCE, processors=steps)
+    refused(given, "DFC311", "only a javascript processor sets it")
 
 
 def test_file_without_a_name_goes_by_its_id() -> None:

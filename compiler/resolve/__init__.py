@@ -9,6 +9,7 @@ from ..plan import (
     Batch,
     ConnectionPolicy,
     EnvRef,
+    JavaScript,
     Journal,
     Lanes,
     Lineage,
@@ -19,8 +20,8 @@ from ..plan import (
 from ..spec import Checked, Items, Section
 from .columns import resolve_columns
 from .commit import resolve_commit
+from .origin import Origin
 from .processors import fuse, resolve_processors
-from .routing import Origin
 from .sinks import SinkResolver, destination
 from .sources import CONNECTORS, resolve_source
 
@@ -30,10 +31,11 @@ def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
     metadata, spec = document.section("metadata"), document.section("spec")
     source_type = spec.section("source").string("type")
     name, tenant = metadata.string("name"), metadata.string("tenant")
-    origin = Origin(name, tenant, CONNECTORS[source_type], source_type)
     source = resolve_source(spec.section("source"), diagnostics)
     journal = _journal(spec.section("journal"))
     steps = resolve_processors(spec.sections("processors"), source, journal.enabled, diagnostics)
+    scripted = any(isinstance(step, JavaScript) for step in steps)
+    origin = Origin(name, tenant, CONNECTORS[source_type], source_type, scripted)
     sinks = SinkResolver(steps, origin, diagnostics).resolve(spec.sections("sinks"))
     lanes = _lanes(spec.section("sharding"))
     plan = Plan(

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ..diagnostics import Diagnostics, quote
 from ..env import Written
 from ..plan import EnvRef, Field, Literal, Route, Template, Text
 from ..span import Span
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What is known of every event before the first one comes."""
-
-    pipeline: str
-    tenant: str
-    connector: str  # as events carry it
-    source_type: str  # as the spec writes it
-
-    def constant(self, path: tuple[str, ...]) -> str | None:
-        known = {
-            ("tenant_id",): self.tenant,
-            ("source", "connector"): self.connector,
-            ("source", "name"): self.pipeline,
-        }
-        if self.source_type == "turso":
-            known["source", "db"] = "main"
-        return known.get(path)
+from .origin import Origin
 
 
 def event_route(
@@ -88,10 +68,7 @@ def _route(parts: list[Literal | EnvRef | Field]) -> Route:
 
 def _check(path: tuple[str, ...], span: Span, origin: Origin, diagnostics: Diagnostics) -> None:
     """That the field exists at all has been checked; not every source fills every one."""
-    if path == ("source", "schema") and origin.source_type != "postgres":
-        diagnostics.error(
-            "DFC311",
-            span,
-            f"events of a {origin.source_type} source have no `${{source.schema}}`",
-            "use `${source.db}` or `${source.table}`",
-        )
+    if never := origin.never(path):
+        why, help = never
+        message = f"{quote('${' + '.'.join(path) + '}')} is always empty: {why}"
+        diagnostics.error("DFC311", span, message, help)

@@ -24,7 +24,8 @@ from ..plan import (
     spelled,
 )
 from ..spec import Section, as_text
-from .routing import Origin, event_route, fields_of
+from .origin import Origin
+from .routing import event_route, fields_of
 
 # What an envelope takes from each event; the tenant is a constant of the pipeline.
 _ENVELOPE_READS = {
