@@ -367,6 +367,52 @@ def test_exactly_once_with_settings_that_agree(settings: Json) -> None:
     accepted(spec(having(conf(**settings), exactly_once=True)))
 
 
+# --- file sinks ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["./out", "out", "./out/", "./a/../out", "out//"])
+def test_two_file_sinks_in_one_folder_are_rejected(path: str) -> None:
+    second = having(FILE, id="second", path=path)
+    refused(spec(FILE, second), "DFC422", "`archive` and `second` write to the same folder `out`")
+    accepted(spec(FILE, having(FILE, id="second", path=path + "2")))
+
+
+def test_a_folder_of_the_environment_is_compared_by_its_name() -> None:
+    sinks = [having(FILE, id=ident, path="${OUT}/x") for ident in ("a", "b")]
+    refused(spec(*sinks), "DFC422", "write to the same folder")
+    accepted(spec(sinks[0], having(FILE, path="${OTHER}/x")))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (".dfc", "keeps its journal"),
+        (".dfc/x", "keeps its journal"),
+        (".dfc/${source.table}", "keeps its journal"),
+        ("a//b", "a step is empty"),
+        ("a/", "a step is empty"),
+        ("${source.table}//b", "a step is empty"),
+        ("a/${source.table}/", "a step is empty"),
+        ("x" * 201, "longer than 200 bytes"),
+        ("a/" + "ü" * 101, "longer than 200 bytes"),
+        ("x" * 201 + "${source.table}", "longer than 200 bytes"),
+    ],
+)
+def test_file_name_that_the_sink_would_refuse_is_rejected(name: str, why: str) -> None:
+    refused(spec(having(FILE, name=name)), "DFC423", why)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a/.dfc", ".dfcx", "a.b/c", "x" * 200, "${source.table}/x", "a/${source.table}"),
+        *(".dfc${source.table}", "${STAGE}/a", ".${op}"),
+    ],
+)
+def test_file_name_that_the_sink_takes_passes(name: str) -> None:
+    accepted(spec(having(FILE, name=name)))
+
+
 # --- templates -------------------------------------------------------------------------------
 
 

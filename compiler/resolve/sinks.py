@@ -24,6 +24,7 @@ from ..plan import (
     spelled,
 )
 from ..spec import Section, as_text
+from .files import check_folders, check_name
 from .origin import Origin
 from .routing import event_route, fields_of
 
@@ -76,6 +77,7 @@ class SinkResolver:
 
     def resolve(self, sections: tuple[Section, ...]) -> tuple[Sink, ...]:
         sinks: list[Sink] = []
+        files: list[tuple[FileSink, Section]] = []
         seen: dict[str, int] = {}
         for section in sections:
             config = section.section("config")
@@ -88,7 +90,11 @@ class SinkResolver:
                     "positions are kept by sink id; give each its own",
                 )
             seen.setdefault(ident, section.span.line)
-            sinks.append(self.sink(section, config))
+            sink = self.sink(section, config)
+            sinks.append(sink)
+            if isinstance(sink, FileSink):
+                files.append((sink, config))
+        check_folders(files, self.diagnostics)
         return tuple(sinks)
 
     def sink(self, section: Section, config: Section) -> Sink:
@@ -183,6 +189,7 @@ class SinkResolver:
 
     def file(self, section: Section, config: Section) -> FileSink:
         name = self.opt_route(config, "name") or Text((Literal(config.string("id")),))
+        check_name(name, config, self.diagnostics)
         roll = config.section("roll")
         return FileSink(
             id=config.string("id"),
