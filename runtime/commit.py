@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .deliver import SOURCE_ROW, STANDING, Standing, standing_text
+from .errors import ConfigError
 from .positions import Positions
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
@@ -70,12 +71,14 @@ class Settle:
         sinks: tuple[str, ...],
         reporter: Reporter,
         stop: threading.Event,
+        ceiling: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.policy = policy
         self.positions = positions
         self.sinks = sinks
         self.reporter = reporter
         self.stop = stop
+        self.ceiling = ceiling
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
         self.busy = False
         self.stopped = False  # gave up an epoch because a stop was asked for
@@ -132,6 +135,7 @@ class Settle:
         positions: dict[tuple[str, int], str] = {}
         events: dict[tuple[str, int], int] = {}
         end = max((row["position"] for row in rows if row["sink"] == SOURCE_ROW), default="")
+        self._check_source(rows, end)
         for row in rows:
             if row["sink"] == SOURCE_ROW:
                 continue
@@ -151,3 +155,22 @@ class Settle:
                 positions[sink, lane] = max(positions[sink, lane], end)
         self.positions.advance(positions, events)
         return failed
+
+    def _check_source(self, rows: list[Any], end: str) -> None:
+        """Refuses a source that never had what a sink holds: its events would be taken for old.
+
+        Only with events: then the reader of this very query has said what there is. A sink that
+        is ahead of storage after a crash is not ahead of that.
+        """
+        ceiling = self.ceiling() if end else None
+        if ceiling is None:
+            return
+        limit = max(ceiling, end)
+        for row in rows:
+            if row["sink"] != SOURCE_ROW and row["position"] > limit:
+                raise ConfigError(
+                    f"sink `{row['sink']}` stands at {row['position']}, which is ahead of the "
+                    f"source ({limit}): the source was restored, or made anew, and its events "
+                    "would be taken for ones that the sink has; give the sink a new folder or "
+                    "destination, and a new id"
+                )

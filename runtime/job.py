@@ -153,7 +153,10 @@ class Job:
         """The function for foreachBatch."""
         assert self._positions is not None, "options() comes first"
         ids = tuple(sink.id for sink in self.sinks)
-        self._settle = Settle(policy, self._positions, ids, self.progress, self._stop)
+        assert self._scratch is not None
+        self._settle = Settle(
+            policy, self._positions, ids, self.progress, self._stop, self._scratch.ceiling
+        )
         return self._settle
 
     def run(self, writer: Any) -> None:

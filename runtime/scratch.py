@@ -10,6 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+CEILING = "ceiling"  # note of the reader: the source has nothing above this position
+
 
 class Scratch:
     """A private folder, removed at the end; what a killed run has left goes at the next start."""
@@ -36,6 +38,13 @@ class Scratch:
         """Tells the reader of the next query where to begin, whatever its options say."""
         (self.segments / "start").write_text(position)
         (self.segments / "stop").unlink(missing_ok=True)
+
+    def ceiling(self) -> str | None:
+        """What the source had when the running query began to read it; None when it does not say."""
+        try:
+            return (self.segments / CEILING).read_text()
+        except FileNotFoundError:
+            return None
 
     def remove(self) -> None:
         if self._lock >= 0:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dfc_runtime.deliver import unpacked
+from dfc_runtime.scratch import CEILING
 from dfc_runtime.sources import SourceError, lanes, pump, segments
 from dfc_runtime.sources.log import TransientError
 from dfc_runtime.sources.progress import SinkPositions
@@ -69,6 +70,9 @@ class ScriptedLog:
 
     def head(self) -> str:
         return f"{self.rows:04x}"
+
+    def ceiling(self) -> str:
+        return self.head()
 
     def durable(self, position: str) -> None:
         self.held.append(position)
@@ -154,6 +158,11 @@ def test_a_note_of_the_job_says_where_the_next_query_begins(read: Any) -> None:
     os.makedirs(reader.settings.folder, exist_ok=True)
     Path(reader.settings.folder, "start").write_text("0004")
     assert reader.initialOffset() == {"position": "0004", "tick": 0}
+
+
+def test_the_job_is_told_what_the_source_has(read: Any, tmp_path: Path) -> None:
+    list(epochs(read(ScriptedLog(rows=20), pipeline="p", storage=str(tmp_path / "none")), 20))
+    assert (tmp_path / "segments" / CEILING).read_text() == "0014"
 
 
 def test_nothing_is_opened_before_an_offset_is_asked_for(read: Any) -> None:

@@ -46,6 +46,9 @@ class LogReader(Protocol):
     def head(self) -> str:
         """The position that covers everything committed in the database at this moment."""
 
+    def ceiling(self) -> str:
+        """No event that was ever handed out is above it, as far as the database can tell."""
+
     def durable(self, position: str) -> None:
         """Every sink holds everything up to here: what the database kept for us may go."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DfcError
+from ..scratch import CEILING
 from .log import LogReader, SourceError, TransientError, log_to_stderr, logger
 from .progress import SinkPositions
 from .segments import SegmentStore
@@ -69,6 +71,7 @@ class Pump(threading.Thread):
         while not self._store.stopped:
             try:
                 log.open(self._position)
+                self._note_ceiling(log)
                 self._confirm(log)
                 if self._once and self._target is None:
                     self._target = log.head()
@@ -133,6 +136,16 @@ class Pump(threading.Thread):
         if self._batches:
             self._store.put(self._batches, self._batches[-1]["position"][-1].as_py())
         self._batches, self._rows, self._bytes = [], 0, 0
+
+    def _note_ceiling(self, log: LogReader) -> None:
+        """Lets the job see a sink that holds more than the source ever had: another source's."""
+        settings = self._settings
+        if settings.folder and not settings.alone and not settings.guest:
+            path = os.path.join(settings.folder, CEILING)
+            os.makedirs(settings.folder, exist_ok=True)
+            with open(f"{path}.new", "w") as file:
+                file.write(log.ceiling())
+            os.rename(f"{path}.new", path)
 
     def _confirm(self, log: LogReader) -> None:
         """Tells the database what nobody will ask for again."""

@@ -110,6 +110,9 @@ class TriggerLog:
         with self._database.guarded():
             return f"{self._last_id():016x}"
 
+    def ceiling(self) -> str:
+        return self.head()
+
     def quiet(self) -> float:
         return max(0.0, self._next_poll - time.monotonic())
 

@@ -184,6 +184,11 @@ class PollingLog:
         last = self._replay[-1].end if self._replay else ""
         return max(last, self._position)
 
+    def ceiling(self) -> str:
+        """By the notes alone: looks are noted before their rows go out."""
+        _, notes = self._open()
+        return f"{notes.number:08x}{'f' * 16}"
+
     def quiet(self) -> float:
         return 0.0 if self._replay else max(0.0, self._next_poll - time.monotonic())
 

@@ -1,0 +1,89 @@
+"""What the driver does with acks, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from dfc_runtime.commit import CommitPolicy, Settle
+from dfc_runtime.errors import ConfigError
+from dfc_runtime.positions import Positions
+
+
+class Reporter:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[Any, ...]] = []
+
+    def settled(self, events: int, size: int, ts_ms: int | None) -> None:
+        self.news.append(("settled", events))
+
+    def blocked(self, reasons: dict[str, str]) -> None:
+        self.news.append(("blocked", reasons))
+
+    def unblocked(self) -> None:
+        pass
+
+    def away(self, sink: str, reason: str) -> None:
+        self.news.append(("away", sink, reason))
+
+    def output(self, text: str) -> None:
+        self.news.append(("output", text))
+
+
+class Epoch:
+    """Stands for the DataFrame of acks: each attempt gives the next rows."""
+
+    def __init__(self, *attempts: list[dict[str, Any]]) -> None:
+        self.attempts = list(attempts)
+        self.sparkSession = self.sparkContext = self
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        pass
+
+    def collect(self) -> list[dict[str, Any]]:
+        return self.attempts.pop(0)
+
+
+def ack(sink: str, position: str, error: str | None = None, events: int = 1) -> dict[str, Any]:
+    return {
+        "sink": sink,
+        "lane": 0,
+        "position": position,
+        "events": events,
+        "bytes": 10,
+        "ts_ms": None,
+        "output": None,
+        "error": error,
+    }
+
+
+def settle(*sinks: str, required: tuple[str, ...] = (), **named: Any) -> Settle:
+    positions = Positions(None, "p", "s", sinks, 1)
+    policy = CommitPolicy.required(*(required or sinks))
+    return Settle(policy, positions, sinks, Reporter(), threading.Event(), **named)
+
+
+def test_a_sink_ahead_of_its_source_ends_the_job() -> None:
+    """A database made anew counts from 1 again: all of it would look old to the sink."""
+    one = settle("archive", ceiling=lambda: "03")
+    with pytest.raises(ConfigError, match=r"`archive` stands at 0a.* ahead of the source \(03\)"):
+        one(Epoch([ack("archive", "0a"), ack("", "03")]), 0)
+    assert one.positions.start == "", "nothing is noted"
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "position", "end"),
+    [
+        ("0a", "0a", "03"),  # after a crash: the log has what the sink has, and replays it
+        ("03", "0a", "0a"),  # written since
+        ("03", "0a", ""),  # an idle epoch says nothing of the source
+        (None, "0a", "03"),  # nor does this source
+    ],
+)
+def test_a_sink_may_be_ahead_of_the_epoch(ceiling: str | None, position: str, end: str) -> None:
+    one = settle("archive", ceiling=lambda: ceiling)
+    one(Epoch([ack("archive", position), ack("", end)]), 0)
+    assert one.positions.start == position
