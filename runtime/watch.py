@@ -45,10 +45,14 @@ class Watch:
         while self._one(self._start(str(self._scratch.checkpoint(number)))):
             number += 1
             names = sorted(self._settle.away)
-            self._settle.away.clear()
             start = self._settle.positions.start
-            self._progress.say("info", "going back for sinks left behind", sinks=names, start=start)
             self._scratch.begin_at(start)
+            if self._settle.stop.is_set():
+                # Asked for while the note that says so was being taken away.
+                self._scratch.ask_stop()
+                return
+            self._progress.say("info", "going back for sinks left behind", sinks=names, start=start)
+            self._settle.away.clear()
 
     def _one(self, query: Any) -> bool:
         """Returns when the query has ended: True when another one should follow it."""
