@@ -20,6 +20,7 @@ from .specs import (
     compiled,
     having,
     spec,
+    to_yaml,
 )
 
 OUTBOX_SOURCE = having(MYSQL, outbox={"tables": ["shop.outbox"]})
@@ -239,8 +240,30 @@ def test_order_of_what_has_none_is_rejected(value: Json) -> None:
     refused(predicate(op="gt", value=value), "DFC411", "compares with a number or a text")
 
 
-def test_equality_with_null_is_a_question_one_may_ask() -> None:
-    accepted(predicate(op="eq", value=None))
+@pytest.mark.parametrize(("op", "instead"), [("eq", "not_exists"), ("ne", "exists")])
+def test_equality_with_null_is_rejected_and_the_right_question_named(op: str, instead: str) -> None:
+    given = predicate(op=op, value=None)
+    refused(given, "DFC411", "a null counts as missing")
+    assert f"`op: {instead}`" in compiled(given).only.help
+
+
+@pytest.mark.parametrize("op", ["in", "not_in"])
+def test_empty_list_of_values_is_rejected(op: str) -> None:
+    refused(predicate(op=op, value=[]), "DFC411", "an empty list")
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", "1e999", "1" + "0" * 309, "-9e308"])
+def test_numbers_that_no_row_can_hold_are_rejected(value: str) -> None:
+    text = to_yaml(spec(processors=[{"type": "filter", "fields": [{"path": "a", "op": "OP"}]}]))
+    for op in ("eq", "ne", "gt", "gte", "lt", "lte", "contains"):
+        refused(text.replace('"OP"', f'"{op}", "value": {value}'), "DFC411", "no row can hold")
+    for op in ("in", "not_in"):
+        refused(text.replace('"OP"', f'"{op}", "value": [1, {value}]'), "DFC411", "no row can hold")
+
+
+def test_numbers_as_large_as_a_float_may_be_compared() -> None:
+    accepted(predicate(op="lt", value=1.7e308))
+    accepted(predicate(op="in", value=[10**308, -(10**308), True]))
 
 
 @pytest.mark.parametrize("value", ["(", "[a", "*", 5, None], ids=str)

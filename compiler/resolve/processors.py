@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import warnings
 
 from ..diagnostics import Diagnostics, quote
@@ -158,11 +159,38 @@ def _predicate(section: Section, diagnostics: Diagnostics) -> Predicate:
         diagnostics.error("DFC411", section.at("op"), f"`{op}` needs a `value` to compare with")
     elif op in _LIST_VALUE and not isinstance(value, list):
         diagnostics.error("DFC411", at, f"`{op}` needs a list of values", "write `value: [a, b]`")
+    elif op in _LIST_VALUE and not value:
+        all_or_none = "none" if op == "in" else "all"
+        message = f"`{op}` an empty list lets {all_or_none} through"
+        diagnostics.error("DFC411", at, message, "list the values, or take the condition out")
+    elif op in ("eq", "ne") and given and value is None:
+        instead = "not_exists" if op == "eq" else "exists"
+        message = f"`{op}` with null lets nothing through: a null counts as missing"
+        diagnostics.error("DFC411", at, message, f"use `op: {instead}`, without `value`")
     elif op in _ORDERED and (isinstance(value, bool) or not isinstance(value, int | float | str)):
         diagnostics.error("DFC411", at, f"`{op}` compares with a number or a text")
     elif op == "regex":
         _regex(value, section, diagnostics)
+    elif given and not _finite(value):
+        diagnostics.error(
+            "DFC411",
+            at,
+            f"`{op}` compares with a number that no row can hold",
+            "numbers compare as 64-bit floats, up to about 1.8e308; for text put it in quotes",
+        )
     return Predicate(path, op, json.dumps(value, ensure_ascii=False) if given else None)
+
+
+def _finite(value: object) -> bool:
+    match value:
+        case int() | float():
+            return -sys.float_info.max <= value <= sys.float_info.max
+        case list():
+            return all(map(_finite, value))
+        case dict():
+            return all(map(_finite, value.values()))
+        case _:
+            return True
 
 
 def _regex(value: object, section: Section, diagnostics: Diagnostics) -> None:
