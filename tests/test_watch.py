@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from dfc_runtime import watch
@@ -19,7 +19,7 @@ from .test_settle import settle
 class Query:
     """Runs until it is stopped, and has nothing to do."""
 
-    status = {"message": "Waiting for data to arrive"}
+    status: ClassVar[dict[str, str]] = {"message": "Waiting for data to arrive"}
 
     def __init__(self) -> None:
         self.ended = False
