@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from .errors import MissingEnv
 
@@ -16,20 +17,31 @@ _REFERENCE = re.compile(r"\$\$|\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
 
 
 class Env(Mapping[str, str]):
-    """The variables of one process, as they were when it started."""
+    """The variables of one process, as they were when it started.
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    A job's functions may hold on to it and so take it along to the workers. Only the variables that
+    the job has named or asked for travel: the others are none of the cluster's business.
+    """
+
+    def __init__(self, values: Mapping[str, str], names: Iterable[str] = ()) -> None:
         self._values = dict(values)
+        self._used = set(names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: self._values[name] for name in self._used if name in self._values}
+        return {"_values": kept, "_used": set(self._used)}
 
     @classmethod
     def require(cls, names: Iterable[str]) -> Env:
         """Reads the environment; every missing name is in the one error that it raises."""
-        missing = tuple(sorted({name for name in names if name not in os.environ}))
+        wanted = set(names)
+        missing = tuple(sorted(name for name in wanted if name not in os.environ))
         if missing:
             raise MissingEnv(missing)
-        return cls(os.environ)
+        return cls(os.environ, wanted)
 
     def __getitem__(self, name: str) -> str:
+        self._used.add(name)
         try:
             return self._values[name]
         except KeyError:
@@ -42,6 +54,8 @@ class Env(Mapping[str, str]):
         return len(self._values)
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, str):
+            self._used.add(name)
         return name in self._values
 
     def __repr__(self) -> str:
@@ -55,6 +69,7 @@ class Env(Mapping[str, str]):
             name, default = match.group(1), match.group(2)
             if name is None:
                 return "$"
+            self._used.add(name)
             found = self._values.get(name)
             if default is not None:
                 return found or default  # as in a shell, an empty value takes the default too

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from dfc_runtime.env import Env, expand
 from dfc_runtime.errors import MissingEnv
@@ -45,3 +47,18 @@ def test_expand_reads_the_process_environment(monkeypatch: pytest.MonkeyPatch) -
 
 def test_values_do_not_show() -> None:
     assert "hidden" not in repr(Env({"A": "hidden"}))
+
+
+def test_only_what_the_job_uses_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAMED", "FILLED", "ASKED", "LOOKED", "OTHER"):
+        monkeypatch.setenv(f"DFC_{name}", f"value of {name}")
+    monkeypatch.delenv("DFC_NONE", raising=False)
+    env = Env.require(["DFC_NAMED"])
+    env.fill("${DFC_FILLED} ${DFC_NONE:-x}")
+    assert env["DFC_ASKED"] and "DFC_LOOKED" in env and "DFC_NONE" not in env
+    data = pickle.dumps(env)
+    there = pickle.loads(data)
+    assert set(there) == {"DFC_NAMED", "DFC_FILLED", "DFC_ASKED", "DFC_LOOKED"}
+    assert b"OTHER" not in data
+    assert there.fill("${DFC_FILLED}, ${DFC_NONE:-x}") == "value of FILLED, x"
+    assert env["DFC_OTHER"] == "value of OTHER", "here it is still there"
