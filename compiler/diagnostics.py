@@ -75,7 +75,7 @@ class Diagnostics:
 
 
 def printable(text: str) -> str:
-    """One line, whatever the spec holds: a diagnostic quotes hostile names too."""
+    """One line for a terminal or a comment, whatever the spec holds: texts may be hostile."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

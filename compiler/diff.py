@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .diagnostics import printable
 from .plan import Plan
 from .resolve.patterns import captures, is_wild
 from .serialise import plan_dict
@@ -62,8 +63,8 @@ class Change:
 
     def text(self) -> str:
         mark = "!" if self.breaks else "-" if self.new is None else "+" if self.old is None else "~"
-        line = f"{mark} {self.path}: {_short(self.old)} -> {_short(self.new)}"
-        return f"{line}\n    breaks: {self.breaks}" if self.breaks else line
+        line = printable(f"{mark} {self.path}: {_short(self.old)} -> {_short(self.new)}")
+        return f"{line}\n    breaks: {printable(self.breaks)}" if self.breaks else line
 
 
 def diff_plans(old: Plan, new: Plan) -> list[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .diagnostics import printable
 from .plan import Plan, Sink
 from .resolve.sinks import destination
 
@@ -35,7 +36,7 @@ def tree(plan: Plan) -> str:
         f"├─ columns carried: {' '.join(plan.columns)}",
         f"└─ environment: {', '.join(plan.env) or 'none needed'}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def mermaid(plan: Plan) -> str:

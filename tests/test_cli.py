@@ -571,6 +571,21 @@ def test_diff_counts_and_prints_each_change(dfc: Dfc) -> None:
     assert dfc.out.endswith("2 changes, 1 breaking\n")
 
 
+def test_no_control_character_reaches_the_terminal(dfc: Dfc) -> None:
+    evil = "a\x1b[31m\n! faked\x9b\u202e"
+    sinks = [having(REDIS, stream=evil), having(REDIS, id="more", key=evil)]
+    dfc.write("old.yaml", spec(*sinks, source=MYSQL))
+    dfc.write("new.yaml", spec(having(REDIS, stream=evil + "2"), source=MYSQL))
+    dfc.write("tables.yaml", spec(source=having(MYSQL, tables=["shop.a\x9b31m"])))
+    for command in (
+        *(["plan", "old.yaml"], ["plan", "tables.yaml"], ["plan", "--mermaid", "old.yaml"]),
+        *(["diff", "old.yaml", "new.yaml"], ["diff", "tables.yaml", "old.yaml"]),
+    ):
+        assert dfc(*command) == 0, dfc.err
+        assert all(line.isprintable() for line in dfc.out.split("\n")), dfc.out
+        assert not [line for line in dfc.out.split("\n") if line.startswith("! faked")]
+
+
 def test_diff_refuses_broken_specs_and_secrets(dfc: Dfc) -> None:
     dfc.write("old.yaml", BASE)
     dfc.write("new.yaml", changed("spec/sinks/1", SECRET))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import re
 
+from ..diagnostics import printable
+
 
 def py_literal(value: object) -> str:
     """Python source that evaluates to `value`: None, bool, int, float, str, tuple or dict of them."""
@@ -31,7 +33,7 @@ def py_literal(value: object) -> str:
 
 def py_comment(text: str) -> str:
     """Text for a comment: one line, printable characters only."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
 
 
 def py_docstring(text: str) -> str:
