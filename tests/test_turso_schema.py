@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import sqlite3
+from pathlib import Path
 
 import pytest
 from dfc_runtime.sources.turso_schema import (
@@ -11,6 +13,8 @@ from dfc_runtime.sources.turso_schema import (
     read_table,
     table_names,
 )
+
+from .sqlite_files import database, turso_log
 
 
 @pytest.fixture
@@ -126,3 +130,30 @@ def test_a_version_names_the_columns_and_nothing_else(db: sqlite3.Connection) ->
 
 def test_identifiers_are_quoted(db: sqlite3.Connection) -> None:
     assert quote('a"b') == '"a""b"'
+
+
+@pytest.mark.parametrize("mode", ["triggers", "polling"])
+def test_a_pattern_that_captures_nothing_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    path = tmp_path / "x.db"
+    writer = database(path, *(f"CREATE TABLE t{n:02} (a)" for n in range(12)))
+    tables = json.dumps(["t0%", "orders", "sqlite_%"])
+    log = turso_log(path, mode, tables=tables)
+    log.read(0.01)
+    log.open("")  # as after a lost connection
+    log.read(0.01)
+    said = [r.getMessage() for r in caplog.records if "captures nothing" in r.getMessage()]
+    there = ", ".join(f"t{n:02}" for n in range(10))
+    assert said == [
+        f"tables: {pattern} captures nothing yet; tables in the database: {there} and 2 more"
+        for pattern in ("orders", "sqlite_%")
+    ]
+    caplog.clear()
+    writer.execute("CREATE TABLE orders (a)")
+    log.read(0.01)
+    log.close()
+    later = turso_log(path, mode, tables=tables)
+    later.read(0.01)
+    later.close()
+    assert "orders captures nothing" not in caplog.text

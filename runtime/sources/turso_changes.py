@@ -16,7 +16,7 @@ from .settings import ReaderSettings
 from .turso_database import Database, transaction
 from .turso_events import EventBuilder, fetch, hex_column, no_garbage_collection
 from .turso_install import Installer, check_start, warn_of_absent
-from .turso_schema import captured, quote
+from .turso_schema import Idle, captured, quote, table_names
 from .turso_triggers import CONSUMERS, LAYOUTS, SEQUENCE, shadow
 from .turso_values import json_object, register
 
@@ -53,6 +53,7 @@ class TriggerLog:
         self._settings = settings
         self._patterns = tables
         self._poll_secs = poll_secs
+        self._idle = Idle(tables)
         self._consumer = f"{settings.pipeline}/{settings.id}"
         self._builder = EventBuilder(settings)
         self._reader: sqlite3.Connection | None = None
@@ -80,6 +81,7 @@ class TriggerLog:
                 self._schema = self._installer.ensure(at or 0)
                 warn_of_absent(self._writer, self._consumer)
             self._reader = self._database.connect()
+            self._idle.look(table_names(self._reader))
             self._reader.text_factory = bytes
             register(self._reader)
             if not _installed(self._reader):

@@ -30,7 +30,7 @@ from .log import SourceError, logger
 from .settings import ReaderSettings
 from .turso_database import Database
 from .turso_events import EventBuilder, fetch, hex_column, no_garbage_collection
-from .turso_schema import Table, captured, quote, read_table, table_names
+from .turso_schema import Idle, Table, captured, quote, read_table, table_names
 from .turso_values import json_object, register
 
 ROWS = 20_000  # of one look at a table
@@ -130,6 +130,7 @@ class PollingLog:
         self._settings = settings
         self._patterns = tables
         self._poll_secs = poll_secs
+        self._idle = Idle(tables)
         self._builder = EventBuilder(settings)
         self._db: sqlite3.Connection | None = None
         self._notes: PollNotes | None = None
@@ -254,7 +255,9 @@ class PollingLog:
         self._tables = {}
         db.text_factory = str
         try:
-            for name in table_names(db):
+            names = table_names(db)
+            self._idle.look(names)
+            for name in names:
                 if not captured(name, self._patterns):
                     continue
                 table = read_table(db, name)

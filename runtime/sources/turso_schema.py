@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..patterns import selected
+from .log import logger
 
 _SYSTEM = re.compile(r"(sqlite_|_df_|_litestream|_turso).*|turso_cdc", re.IGNORECASE | re.DOTALL)
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
@@ -103,6 +104,30 @@ def table_names(connection: sqlite3.Connection) -> list[str]:
             " AND sql NOT LIKE 'CREATE VIRTUAL%'"
         ).fetchall()
     return sorted(name for (name,) in rows if _SYSTEM.fullmatch(name) is None)
+
+
+class Idle:
+    """Patterns that capture nothing: likely a slip of the pen, so each is said, once."""
+
+    SHOWN = 10
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
+        self._said: set[str] = set()
+
+    def look(self, tables: list[str]) -> None:
+        for pattern in self._patterns:
+            if pattern in self._said or any(captured(name, (pattern,)) for name in tables):
+                continue
+            self._said.add(pattern)
+            shown = ", ".join(tables[: self.SHOWN]) or "none"
+            more = len(tables) - self.SHOWN
+            logger.warning(
+                "tables: %s captures nothing yet; tables in the database: %s%s",
+                pattern,
+                shown,
+                f" and {more} more" if more > 0 else "",
+            )
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> Table:
