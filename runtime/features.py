@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from .errors import Unavailable
+from .errors import ConfigError, DfcError, Unavailable
 
 BUILT = frozenset({"dfc_turso", "filter"})
 _LATER = {
@@ -24,13 +24,32 @@ _LATER = {
 
 def check_needs(needs: Sequence[str]) -> None:
     """Refuses a job that asks for more than there is, naming all of it."""
+    problems = []
     unknown = [name for name in needs if name not in BUILT and name not in _LATER]
     if unknown:
-        raise Unavailable(
+        problems.append(
             f"this version of dfc_runtime does not know {', '.join(unknown)}: "
             "the job was compiled by a newer dfc"
         )
     later = [_LATER[name] for name in needs if name in _LATER]
     if later:
         verb = "is" if len(later) == 1 else "are"
-        raise Unavailable(f"{' and '.join(later)} {verb} not built yet")
+        problems.append(f"{' and '.join(later)} {verb} not built yet")
+    if problems:
+        raise Unavailable("; ".join(problems))
+
+
+def check_all(checks: Iterable[Callable[[], None]]) -> None:
+    """Makes every check, and raises one error for all that failed."""
+    failed: list[DfcError] = []
+    for check in checks:
+        try:
+            check()
+        except DfcError as error:
+            failed.append(error)
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        missing = all(isinstance(error, Unavailable) for error in failed)
+        lines = dict.fromkeys(str(error) for error in failed)  # two sinks may lack the same
+        raise (Unavailable if missing else ConfigError)("; ".join(lines))

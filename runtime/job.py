@@ -24,7 +24,7 @@ from .env import Env
 from .errors import ConfigError, DfcError, MissingEnv
 from .events import Events
 from .failure import failure_line
-from .features import check_needs
+from .features import check_all, check_needs
 from .positions import Positions
 from .progress import progress_for
 from .scratch import Scratch
@@ -82,13 +82,16 @@ class Job:
             self.env = Env.require(env)
             chosen = Storage.parse(self.args.storage) if self.args.storage else storage or Storage()
             self._storage_spec = dataclasses.replace(chosen, path=self.env.fill(chosen.path))
-            self._storage_spec.check()
-            check_needs(needs)
             self.sinks = tuple(sinks(self.env))
             if self.args.dry_run:
                 self.sinks = tuple(DryRunSink(sink) for sink in self.sinks)
-            for sink in self.sinks:
-                sink.check()
+            check_all(
+                (
+                    self._storage_spec.check,
+                    lambda: check_needs(needs),
+                    *(sink.check for sink in self.sinks),
+                )
+            )
         except DfcError as error:
             self._fail(error)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 import pytest
 from dfc_runtime import features
-from dfc_runtime.errors import Unavailable
+from dfc_runtime.errors import ConfigError, DfcError, Unavailable
 
 from .goldens import CASES
 
@@ -20,6 +21,31 @@ def test_all_that_is_missing_is_named_at_once() -> None:
     )
 
 
+def test_every_check_is_made_and_all_that_failed_is_said() -> None:
+    made = []
+
+    def check(error: DfcError | None) -> Callable[[], None]:
+        def run() -> None:
+            made.append(error)
+            if error is not None:
+                raise error
+
+        return run
+
+    kafka = Unavailable("the kafka sink is not built yet")
+    redis = Unavailable("the redis sink is not built yet")
+    folder = ConfigError("sink `a`: /x is not writable")
+    features.check_all([check(None)])
+    with pytest.raises(Unavailable, match="^the kafka sink is not built yet$"):
+        features.check_all([check(kafka), check(None)])
+    made.clear()
+    with pytest.raises(Unavailable) as refused:
+        features.check_all([check(kafka), check(None), check(redis), check(kafka)])
+    assert str(refused.value) == f"{kafka}; {redis}" and len(made) == 4
+    with pytest.raises(ConfigError, match=f"^{kafka}; {folder}$"):
+        features.check_all([check(kafka), check(folder)])
+
+
 def test_what_is_built_passes() -> None:
     features.check_needs(tuple(features.BUILT))
 
@@ -27,6 +53,8 @@ def test_what_is_built_passes() -> None:
 def test_a_newer_compiler_is_recognised() -> None:
     with pytest.raises(Unavailable, match="compiled by a newer dfc"):
         features.check_needs(("dfc_oracle",))
+    with pytest.raises(Unavailable, match="newer dfc; the javascript processor is not built"):
+        features.check_needs(("dfc_oracle", "javascript"))
 
 
 def test_every_need_of_every_golden_is_known() -> None:

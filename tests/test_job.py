@@ -136,6 +136,12 @@ def test_second_signal_leaves_at_once(tmp_path: Path) -> None:
         ({"TINY_KAFKA": "1"}, [], 1, "the kafka sink is not built yet"),
         ({"TINY_NEEDS": "javascript"}, [], 1, "the javascript processor is not built yet"),
         ({"TINY_NEEDS": "dfc_mysql"}, [], 1, "the mysql source is not built yet"),
+        (
+            {"TINY_NEEDS": "dfc_mysql", "TINY_KAFKA": "1"},
+            [],
+            1,
+            "the mysql source is not built yet; sink `bus`: the kafka sink is not built yet",
+        ),
         ({}, ["--conf", "nonsense"], 2, "KEY=VALUE"),
         ({}, ["--storage", "oracle:x"], 2, "sqlite:PATH or memory"),
         ({}, ["--nonsense"], 2, "unrecognized arguments"),
