@@ -53,6 +53,7 @@ _ENVELOPES: dict[str, Json] = {
 # A few settings want a neighbour.
 _NEIGHBOURS: dict[Path, tuple[Path, Json]] = {
     ("spec", "storage", "dsn"): (("spec", "storage", "backend"), "postgres"),
+    ("spec", "sharding", "key"): (("spec", "sharding", "count"), 2),
     ("spec", "commit_policy", "quorum"): (("spec", "commit_policy", "mode"), "quorum"),
     ("spec", "sinks", 0, "config", "username"): (
         ("spec", "sinks", 0, "config", "password"),

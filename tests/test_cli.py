@@ -259,6 +259,25 @@ def test_json_diagnostics_have_a_stable_shape(dfc: Dfc) -> None:
     ]
 
 
+def test_warnings_are_shown_and_fail_nothing(dfc: Dfc) -> None:
+    dfc.write("a.yaml", "metadata: {name: a, tenant: b}\nspec:\n  journal: {max_event_bytes: 2048}\n"
+              "  source: {type: turso, config: {id: a, url: x, tables: [y]}}\n"
+              "  sinks: [{type: console, config: {id: c}}]\n")  # fmt: skip
+    said = (
+        "a.yaml:3:13: warning[DFC421]: `journal.max_event_bytes` has no effect while `enabled` "
+        "is false\n  help: set `journal.enabled: true`\n"
+    )
+    for command in ("validate", "plan", "compile"):
+        assert dfc(command, "a.yaml") == 0
+        assert dfc.out
+        assert dfc.err == said
+    assert dfc("validate", "--json", "a.yaml") == 0
+    assert [(d["code"], d["severity"]) for d in json.loads(dfc.out)] == [("DFC421", "warning")]
+    assert dfc("plan", "--json", "a.yaml") == 0
+    assert (json.loads(dfc.out)["name"], dfc.err) == ("a", said)
+    assert dfc("diff", "--check", "a.yaml", "a.yaml") == 0
+
+
 def test_json_of_no_diagnostics_is_an_empty_list(dfc: Dfc) -> None:
     dfc.write("a.yaml", named("a"))
     assert dfc("validate", "--json", "a.yaml") == 0

@@ -211,6 +211,32 @@ def test_dead_letters_without_journal_are_rejected() -> None:
     accepted(spec(processors=steps, journal={"enabled": True}))
 
 
+def test_key_of_a_single_lane_is_rejected() -> None:
+    refused(spec(sharding={"key": "id"}), "DFC424", "has no effect with one lane")
+    refused(spec(sharding={"key": "id", "count": 1}), "DFC424", "has no effect with one lane")
+    accepted(spec(sharding={"key": "id", "count": 2}))
+    accepted(spec(sharding={"key": None, "count": 1}))
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "warned"),
+    [
+        ("journal", {"max_event_bytes": 2048, "dlq": {"max_entries": 5}}, 2),
+        ("journal", {"enabled": False, "dlq": {"max_entries": 5}}, 1),
+        ("journal", {"enabled": True, "dlq": {"max_entries": 5}}, 0),
+        ("journal", {"enabled": False, "dlq": {}}, 0),
+        ("journal", {}, 0),
+        ("schema_sensing", {"tables": {"include": ["a"]}, "deep_inspect": {"max_depth": 3}}, 2),
+        ("schema_sensing", {"enabled": True, "tables": {"include": ["a"]}}, 0),
+    ],
+    ids=str,
+)
+def test_settings_of_what_is_off_are_warned_about(part: str, settings: Json, warned: int) -> None:
+    result = compiled(spec(**{part: settings}))
+    assert result.plan
+    assert [(d.code, d.severity) for d in result.found] == [("DFC421", "warning")] * warned
+
+
 # --- processors ------------------------------------------------------------------------------
 
 
@@ -322,6 +348,19 @@ def test_sink_filter_for_an_unknown_producer_is_rejected() -> None:
     sink = having(CONSOLE, filter={"producers": ["derives"]})
     refused(spec(sink, processors=[SCRIPT]), "DFC415", "no processor has the id `derives`")
     accepted(spec(having(CONSOLE, filter={"producers": ["derive"]}), processors=[SCRIPT]))
+
+
+def test_sink_filter_for_a_producer_that_makes_no_events_is_rejected() -> None:
+    sink = having(CONSOLE, filter={"producers": ["filter"]})
+    refused(spec(sink, processors=[FILTER, SCRIPT]), "DFC415", "`filter` makes no events")
+    assert compiled(spec(sink, processors=[FILTER, SCRIPT])).only.help == "scripts: derive"
+
+
+def test_synthetic_only_without_a_script_is_rejected() -> None:
+    sink = having(CONSOLE, filter={"synthetic_only": True})
+    refused(spec(sink, processors=[FILTER]), "DFC415", "lets nothing through")
+    accepted(spec(sink, processors=[SCRIPT]))
+    accepted(spec(having(CONSOLE, filter={"synthetic_only": False, "exclude_synthetic": True})))
 
 
 @pytest.mark.parametrize("key", ["bootstrap.servers", "metadata.broker.list"])

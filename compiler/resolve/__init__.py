@@ -37,7 +37,9 @@ def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
     scripted = any(isinstance(step, JavaScript) for step in steps)
     origin = Origin(name, tenant, CONNECTORS[source_type], source_type, scripted)
     sinks = SinkResolver(steps, origin, diagnostics).resolve(spec.sections("sinks"))
-    lanes = _lanes(spec.section("sharding"))
+    lanes = _lanes(spec.section("sharding"), diagnostics)
+    for switched in ("journal", "schema_sensing"):
+        _warn_unless_enabled(switched, spec.section(switched), diagnostics)
     plan = Plan(
         name=name,
         tenant=tenant,
@@ -114,8 +116,27 @@ def _journal(section: Section) -> Journal:
     )
 
 
-def _lanes(section: Section) -> Lanes:
-    return Lanes(count=section.integer("count"), key=section.opt_string("key"))
+def _warn_unless_enabled(name: str, section: Section, diagnostics: Diagnostics) -> None:
+    """A warning only: turning something off for a while should not mean to cut its settings out."""
+    if section.flag("enabled"):
+        return
+    for key, span in section.keys.items():
+        inner = section.opt_section(key)
+        if key != "enabled" and (inner is None or inner.keys):
+            message = f"`{name}.{key}` has no effect while `enabled` is false"
+            diagnostics.warning("DFC421", span, message, f"set `{name}.enabled: true`")
+
+
+def _lanes(section: Section, diagnostics: Diagnostics) -> Lanes:
+    lanes = Lanes(count=section.integer("count"), key=section.opt_string("key"))
+    if lanes.key is not None and lanes.count == 1:
+        diagnostics.error(
+            "DFC424",
+            section.at("key"),
+            "`sharding.key` has no effect with one lane, which takes all rows",
+            "set `count` to 2 or more, or leave `key` out",
+        )
+    return lanes
 
 
 def _storage(section: Section, diagnostics: Diagnostics) -> Storage:

@@ -73,7 +73,8 @@ class SinkResolver:
             isinstance(p, JavaScript) or (isinstance(p, Outbox) and p.raw_payload)
             for p in processors
         )
-        self.producers = {p.id for p in processors}
+        self.processors = {p.id: p for p in processors}
+        self.scripts = [p.id for p in processors if isinstance(p, JavaScript)]
 
     def resolve(self, sections: tuple[Section, ...]) -> tuple[Sink, ...]:
         sinks: list[Sink] = []
@@ -239,9 +240,22 @@ class SinkResolver:
                 "`exclude_synthetic` and `synthetic_only` together let nothing through",
                 "keep one of them",
             )
+        elif only and not self.scripts:
+            self.diagnostics.error(
+                "DFC415",
+                section.at("synthetic_only"),
+                "`synthetic_only` lets nothing through: only scripts make events, and there is none",
+                "leave it out, or add a javascript processor",
+            )
         for producer, span in section.placed("producers"):
-            if producer not in self.producers:
-                self.diagnostics.error("DFC415", span, f"no processor has the id {quote(producer)}")
+            if producer in self.scripts:
+                continue
+            if producer in self.processors:
+                message = f"processor {quote(producer)} makes no events, only scripts do"
+            else:
+                message = f"no processor has the id {quote(producer)}"
+            known = f"scripts: {', '.join(self.scripts)}" if self.scripts else ""
+            self.diagnostics.error("DFC415", span, message, known)
         return SinkFilter(exclude, only, section.strs("producers"))
 
 
