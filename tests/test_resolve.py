@@ -237,6 +237,24 @@ def test_settings_of_what_is_off_are_warned_about(part: str, settings: Json, war
     assert [(d.code, d.severity) for d in result.found] == [("DFC421", "warning")] * warned
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [{}, {"default_mode": "dedicated"}, {"limits": {}}, {"preferred_replica": None}],
+    ids=str,
+)
+def test_connection_policy_of_defaults_asks_nothing_of_the_runtime(policy: Json) -> None:
+    result = compiled(spec(connection_policy=policy))
+    assert result.plan.connection_policy is None
+    assert 'needs=("dfc_turso",)' in result.job
+
+
+def test_connection_policy_that_asks_for_something_is_planned() -> None:
+    for policy in ({"preferred_replica": "db2"}, {"limits": {"max_dedicated_per_source": 2}}):
+        result = compiled(spec(connection_policy=policy))
+        assert result.plan.connection_policy is not None
+        assert '"connection_policy"' in result.job
+
+
 # --- processors ------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
         journal=journal,
         schema_sensing=_sensing(spec.section("schema_sensing")),
         storage=_storage(spec.section("storage"), diagnostics),
-        connection_policy=_connection_policy(spec),
+        connection_policy=_connection_policy(spec.section("connection_policy")),
         columns=resolve_columns(source, steps, sinks, lanes.key),
         env=(),
         lineage=tuple(
@@ -160,14 +160,16 @@ def _storage(section: Section, diagnostics: Diagnostics) -> Storage:
     return Storage(backend, path, dsn)
 
 
-def _connection_policy(spec: Section) -> ConnectionPolicy | None:
-    if not spec.given("connection_policy"):
+def _connection_policy(section: Section) -> ConnectionPolicy | None:
+    """None when it asks for nothing beyond the defaults, which any runtime meets."""
+    replica = section.opt_text("preferred_replica")
+    limit = section.section("limits").opt_integer("max_dedicated_per_source")
+    if replica is None and limit is None:
         return None
-    section = spec.section("connection_policy")
     return ConnectionPolicy(
         default_mode=section.opt_string("default_mode"),
-        preferred_replica=section.opt_text("preferred_replica"),
-        max_dedicated_per_source=section.section("limits").opt_integer("max_dedicated_per_source"),
+        preferred_replica=replica,
+        max_dedicated_per_source=limit,
     )
 
 
