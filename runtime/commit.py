@@ -13,6 +13,9 @@ from .deliver import SOURCE_ROW, STANDING, Standing, standing_text
 from .errors import ConfigError
 from .positions import Positions
 
+_UNTIL_CHANGED = (
+    "; the sink gets nothing from there on until the pipeline is changed and started again"
+)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 
@@ -80,6 +83,7 @@ class Settle:
         self.stop = stop
         self.ceiling = ceiling
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
+        self.stuck: set[str] = set()  # those whose failure will not go away by itself
         self.busy = False
         self.stopped = False  # gave up an epoch because a stop was asked for
 
@@ -102,6 +106,9 @@ class Settle:
             if self.policy.met(working):
                 break
             self.reporter.blocked({s: r for s, r in failed.items() if s in self.policy.sinks})
+            if not self.policy.met(set(self.sinks) - self.stuck):
+                # Nothing to wait for but somebody who changes the pipeline: no haste.
+                pause = _LONGEST_PAUSE
             # Jitter keeps jobs that lost the same sink from coming back all at once.
             if self.stop.wait(pause * random.uniform(0.8, 1.2)):
                 raise Stopped
@@ -142,7 +149,11 @@ class Settle:
             key = (row["sink"], row["lane"])
             positions[key], events[key] = row["position"], row["events"]
             if row["error"] is not None:
-                failed.setdefault(row["sink"], row["error"])
+                why = row["error"]
+                if row["lasting"]:
+                    self.stuck.add(row["sink"])
+                    why += _UNTIL_CHANGED
+                failed.setdefault(row["sink"], why)
             # Only what lies above the known position: a sink without one of its own begins there,
             # so an attempt never repeats what an earlier one has put out.
             if row["output"] and row["position"] > self.positions.of(row["sink"])[row["lane"]]:

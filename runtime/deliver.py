@@ -19,7 +19,7 @@ from .sinks.base import Lane, Sink
 
 ACKS = (
     "sink string, lane int, position string, events bigint, bytes bigint, ts_ms bigint, "
-    "output string, error string"
+    "output string, error string, lasting boolean"
 )
 ACK_SCHEMA = pa.schema(
     [
@@ -31,6 +31,7 @@ ACK_SCHEMA = pa.schema(
         ("ts_ms", pa.int64()),
         ("output", pa.string()),
         ("error", pa.string()),
+        ("lasting", pa.bool_()),  # the error comes again however often it is tried
     ]
 )
 SOURCE_ROW = ""  # instead of a sink's id: what the lane has read, whoever took it
@@ -64,6 +65,7 @@ class Outlet:
     lane: Lane
     position: str
     error: str | None = None
+    lasting: bool = False
     events: int = 0
     bytes: int = 0
     ts_ms: int | None = None
@@ -140,6 +142,8 @@ class Outlet:
             if isinstance(error, DfcError) and not isinstance(error, SinkError | RoutingError):
                 raise  # the job itself is wrong, and trying again will not mend it
             self.error = reason(error, self.sink.secrets)
+            # The same event has the same destination next time, which is none.
+            self.lasting = isinstance(error, RoutingError)
             if self.opened:
                 with contextlib.suppress(Exception):
                     self.sink.abort()
@@ -155,6 +159,7 @@ class Outlet:
             "ts_ms": self.ts_ms,
             "output": output,
             "error": self.error,
+            "lasting": self.lasting,
         }
 
 

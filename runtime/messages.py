@@ -63,11 +63,15 @@ class Messages:
         return int(pc.index(pc.is_null(self.to), True).as_py())
 
 
+def identity(events: Events, row: int) -> str:
+    """What an event is called in an error."""
+    name = "event_id" if events.has("event_id") else "position"
+    return str(events.column(name)[row].as_py())
+
+
 def routing_error(events: Events, row: int, sink: str) -> RoutingError:
     """The error for an event whose destination has a missing or null part."""
-    name = "event_id" if events.has("event_id") else "position"
-    identity = events.column(name)[row].as_py()
     return RoutingError(
-        f"sink `{sink}`: no destination for event {identity}: "
+        f"sink `{sink}`: no destination for event {identity(events, row)}: "
         "a field of its destination template is missing or null"
     )

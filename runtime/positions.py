@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .errors import ConfigError
 from .storage import SqliteStorage
@@ -36,7 +36,12 @@ class Positions:
     @property
     def start(self) -> str:
         """Where the source begins: the smallest of all, so that no sink misses anything."""
-        return min((p for positions in self._at.values() for p in positions), default="")
+        return self.start_without(())
+
+    def start_without(self, sinks: Collection[str]) -> str:
+        """The same for the others, when these take no part."""
+        taking = [positions for sink, positions in self._at.items() if sink not in sinks]
+        return min((p for positions in taking for p in positions), default="")
 
     def of(self, sink: str) -> tuple[str, ...]:
         return tuple(self._at[sink])

@@ -44,15 +44,16 @@ class Watch:
         number = 0
         while self._one(self._start(str(self._scratch.checkpoint(number)))):
             number += 1
-            names = sorted(self._settle.away)
-            start = self._settle.positions.start
+            names = sorted(self._hopeful)
+            start = self._settle.positions.start_without(self._settle.stuck)
             self._scratch.begin_at(start)
             if self._settle.stop.is_set():
                 # Asked for while the note that says so was being taken away.
                 self._scratch.ask_stop()
                 return
             self._progress.say("info", "going back for sinks left behind", sinks=names, start=start)
-            self._settle.away.clear()
+            for name in names:
+                del self._settle.away[name]
 
     def _one(self, query: Any) -> bool:
         """Returns when the query has ended: True when another one should follow it."""
@@ -81,7 +82,7 @@ class Watch:
     def _due(self) -> bool:
         """Whether it is time to try a sink again, and there is hope for it."""
         now = time.monotonic()
-        if not self._settle.away:
+        if not self._hopeful:
             if self._retry_at is not None and now > self._retry_at + self._pause:
                 self._pause, self._retry_at = _FIRST_RETRY_SECS, None  # it has been well for long
             return False
@@ -92,7 +93,12 @@ class Watch:
         self._pause = min(self._pause * 2, _LONGEST_RETRY_SECS)
         self._retry_at = now + self._pause
         # Starting over holds the other sinks up for a moment, so look before that.
-        return any(self._answers(self._sinks[name]) for name in self._settle.away)
+        return any(self._answers(self._sinks[name]) for name in self._hopeful)
+
+    @property
+    def _hopeful(self) -> set[str]:
+        """Sinks left behind by a failure that may pass."""
+        return set(self._settle.away) - self._settle.stuck
 
     def _answers(self, sink: Sink) -> bool:
         try:

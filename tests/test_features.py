@@ -36,7 +36,7 @@ def test_every_check_is_made_and_all_that_failed_is_said() -> None:
     redis = Unavailable("the redis sink is not built yet")
     folder = ConfigError("sink `a`: /x is not writable")
     features.check_all([check(None)])
-    with pytest.raises(Unavailable, match="^the kafka sink is not built yet$"):
+    with pytest.raises(Unavailable, match=r"^the kafka sink is not built yet$"):
         features.check_all([check(kafka), check(None)])
     made.clear()
     with pytest.raises(Unavailable) as refused:

@@ -104,6 +104,14 @@ def test_a_sink_that_fails_leaves_the_others_alone() -> None:
     assert bad.calls == ["abort", "close"]
 
 
+def test_an_event_without_destination_is_a_lasting_failure() -> None:
+    lost, bad = Recorder("lost"), Recorder("bad", fail_at=8)
+    lost.messages = lambda e: Messages(to=e.after["none"], value="x")
+    acks = run(lost, bad)
+    assert f"no destination for event dfid:v1:tsrow:{1:032x}" in acks["lost"]["error"]
+    assert (acks["lost"]["lasting"], acks["bad"]["lasting"]) == (True, False)
+
+
 def test_a_sink_that_is_away_is_not_touched() -> None:
     sink = Recorder("a")
     acks = run(sink, standing={"a": Standing((hexed(3),), "left behind: x")})

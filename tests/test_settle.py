@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from dfc_runtime.commit import CommitPolicy, Settle
+from dfc_runtime import commit
+from dfc_runtime.commit import CommitPolicy, Settle, Stopped
 from dfc_runtime.errors import ConfigError
 from dfc_runtime.positions import Positions
 
@@ -57,6 +58,7 @@ def ack(sink: str, position: str, error: str | None = None, events: int = 1) -> 
         "ts_ms": None,
         "output": None,
         "error": error,
+        "lasting": error is not None and "no destination" in error,
     }
 
 
@@ -87,3 +89,46 @@ def test_a_sink_may_be_ahead_of_the_epoch(ceiling: str | None, position: str, en
     one = settle("archive", ceiling=lambda: ceiling)
     one(Epoch([ack("archive", position), ack("", end)]), 0)
     assert one.positions.start == position
+
+
+class Stop(threading.Event):
+    """Notes how long somebody would have waited, and is set after so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.pauses.append(timeout)
+        return len(self.pauses) >= self.times
+
+
+LOST = "no destination for event 7"
+
+
+def test_an_event_without_destination_blocks_a_required_sink_without_haste() -> None:
+    one = settle("a")
+    one.stop = stop = Stop(2)
+    rows = [ack("a", "06", LOST), ack("", "09")]
+    with pytest.raises(Stopped):
+        one(Epoch(rows, rows), 0)
+    assert all(pause >= 0.8 * commit._LONGEST_PAUSE for pause in stop.pauses)
+    kind, reasons = one.reporter.news[0]  # type: ignore[attr-defined]
+    assert kind == "blocked" and LOST in reasons["a"] and "until the pipeline" in reasons["a"]
+
+
+def test_a_sink_that_may_come_back_is_tried_soon() -> None:
+    one = settle("a", "b")
+    one.stop = stop = Stop(9)
+    bad = [ack("a", "06", "no answer"), ack("b", "09"), ack("", "09")]
+    one(Epoch(bad, [ack("a", "09"), ack("b", "09"), ack("", "09")]), 0)
+    assert len(stop.pauses) == 1 and stop.pauses[0] < 1
+
+
+def test_an_optional_sink_is_stuck_and_the_others_go_on() -> None:
+    one = settle("a", "b", required=("a",))
+    one(Epoch([ack("a", "09"), ack("b", "06", LOST), ack("", "09")]), 0)
+    assert one.stuck == {"b"} and LOST in one.away["b"]
+    assert one.positions.start == "06" and one.positions.start_without(one.stuck) == "09"

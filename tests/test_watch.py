@@ -81,6 +81,29 @@ def test_a_stop_while_going_back_is_not_forgotten(run: Run) -> None:
     assert run.settle.away, "the sink is still behind"
 
 
+def test_nobody_goes_back_for_an_event_without_destination(run: Run) -> None:
+    run.settle.away["b"] = "left behind: no destination for event 7"
+    run.settle.stuck.add("b")
+    looks = []
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) > 5:
+            run.settle.stop.set()
+        return False
+
+    start = run.watch._start
+
+    def watched(checkpoint: str) -> Any:
+        query = start(checkpoint)
+        query.awaitTermination = look
+        return query
+
+    run.watch._start = watched
+    run.watch.run()
+    assert len(run.queries) == 1 and run.settle.away and not run.stream.getvalue()
+
+
 def test_going_back_starts_another_query(run: Run) -> None:
     run.settle.away["b"] = "left behind: no answer"
     start = run.watch._start

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigError, RoutingError, SinkError
 from ..events import Events
-from ..messages import Messages
+from ..messages import Messages, identity, routing_error
 from .base import Lane, Sink, SinkFilter
 from .journal import FOLDER, Active, Journal, owners, sync_folder
 
@@ -91,7 +91,7 @@ class FileSink(Sink):
             return
         value = pc.fill_null(messages.column("value", count), "null")
         if messages.to is None or isinstance(messages.to, str):
-            folder = self._folder(messages.to)
+            folder = self._folder(messages.to, events, 0)
             data, ends = _lines(value)
             self._add(folder, data[: ends[-1]], count, *_range(events.position, 0, count - 1))
             return
@@ -109,7 +109,7 @@ class FileSink(Sink):
             code = int(codes[begin])
             rows = (begin, stop - 1) if order is None else (order[begin], order[stop - 1])
             self._add(
-                self._folder(names[code] if code >= 0 else None),
+                self._folder(names[code] if code >= 0 else None, events, int(rows[0])),
                 data[ends[begin] : ends[stop]],
                 int(stop - begin),
                 *_range(events.position, int(rows[0]), int(rows[1])),
@@ -163,17 +163,20 @@ class FileSink(Sink):
             raise SinkError(f"sink `{self.id}` is not open")
         return self._journal
 
-    def _folder(self, to: str | None) -> str:
+    def _folder(self, to: str | None, events: Events, row: int) -> str:
         """The sub-folder for a destination, which must lie inside the sink's folder."""
         if to is None:
-            raise RoutingError(f"sink `{self.id}`: a field of the file name is missing or null")
+            raise routing_error(events, row, self.id)
         parts = (to or self.id).split("/")
         if (
             "\0" in to
             or parts[0] == FOLDER
             or any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
         ):
-            raise RoutingError(f"sink `{self.id}`: not a folder inside the sink's own: {to!r}")
+            raise RoutingError(
+                f"sink `{self.id}`: no destination for event {identity(events, row)}: "
+                f"not a folder inside the sink's own: {to!r}"
+            )
         return "/".join(parts)
 
     def _add(self, folder: str, data: memoryview, events: int, first: str, last: str) -> None:
