@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
@@ -68,6 +70,21 @@ def arrow_schema(columns: Iterable[str]) -> pa.Schema:
     return pa.schema([(name, kind) for name, kind in EVENT_COLUMNS.items() if name in wanted])
 
 
+def parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # Python refuses to read integers of thousands of digits, which JSON allows.
+        return json.loads(text, parse_int=_int)
+
+
+def _int(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
+
+
 class Json:
     """A column of JSON texts; `column["a", "b"]` is the text of the value at a.b."""
 
@@ -130,7 +147,7 @@ class Routing:
 class Events:
     """Wraps a record batch; every method gives new Events and leaves this one as it is."""
 
-    __slots__ = ("batch", "pipeline", "replaced", "tenant")
+    __slots__ = ("_parsed", "batch", "pipeline", "replaced", "tenant")
 
     def __init__(
         self,
@@ -144,6 +161,7 @@ class Events:
         self.pipeline = pipeline
         self.tenant = tenant or None
         self.replaced = replaced  # columns that a processor has put in place of the reader's
+        self._parsed: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -165,12 +183,26 @@ class Events:
         index = self.batch.schema.get_field_index(name)
         return self.batch.column(index) if index >= 0 else pa.nulls(len(self), MADE_COLUMNS[name])
 
+    def parsed(self, name: str) -> list[Any]:
+        """A column of JSON texts as Python values; each text is read once, whoever asks."""
+        rows = self._parsed.get(name)
+        if rows is None:
+            rows = [None if t is None else parse_json(t) for t in self.column(name).to_pylist()]
+            self._parsed[name] = rows
+        return rows
+
     def where(self, *masks: Any) -> Events:
         """The events for which every mask holds; a null in a mask counts as false."""
         keep = None
         for mask in masks:
             keep = mask if keep is None else pc.and_kleene(keep, mask)
-        return self if keep is None else self._with(self.batch.filter(keep))
+        if keep is None:
+            return self
+        kept = self._with(self.batch.filter(keep))
+        if self._parsed:
+            flags = pc.fill_null(keep, False).to_pylist()
+            kept._parsed = {n: list(compress(rows, flags)) for n, rows in self._parsed.items()}
+        return kept
 
     def slice(self, start: int, stop: int) -> Events:
         if start == 0 and stop >= len(self):

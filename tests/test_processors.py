@@ -65,7 +65,8 @@ ROWS = [{"a": {"b": 5}}, {"a": {"b": 5.0}}, {"a": {"b": "5"}}, {"a": {"b": None}
         ("lt", (5,), [0, 0, 0, 0, 0, 0]),
         ("lte", (5,), [1, 1, 0, 0, 0, 0]),
         ("is_in", (1, 5), [1, 1, 0, 0, 0, 0]),
-        ("is_in", (["5", 9],), [0, 0, 1, 0, 0, 0]),
+        ("is_in", ("5", 9), [0, 0, 1, 0, 0, 0]),
+        ("is_in", (["5", 5],), [0, 0, 0, 0, 0, 0]),
         ("not_in", (1, 5), [0, 0, 1, 1, 1, 1]),
         ("regex", ("^5$",), [0, 0, 1, 0, 0, 0]),
     ],
@@ -79,6 +80,46 @@ def test_field(method: str, arguments: tuple[Any, ...], expected: list[int]) -> 
 def test_booleans_are_not_numbers() -> None:
     assert field(events({"a": True}, {"a": 1}), "a").eq(1).to_pylist() == [False, True]
     assert field(events({"a": True}, {"a": 1}), "a").eq(True).to_pylist() == [True, False]
+
+
+def test_lists_compare_as_lists() -> None:
+    e = events({"t": [1, 2]}, {"t": 1}, {"t": [1.0, 2]})
+    assert field(e, "t").is_in([1, 2]).to_pylist() == [True, False, True]
+    assert field(e, "t").not_in([1, 2]).to_pylist() == [False, True, False]
+    assert field(e, "t").is_in([1, 2], 1).to_pylist() == [True, True, True]
+
+
+def test_integers_beyond_floats_compare_exactly() -> None:
+    huge = 10**400
+    e = events({"t": huge}, {"t": -huge}, {"t": 1}, {"t": 1.5e308})
+    assert field(e, "t").gt(5).to_pylist() == [True, False, False, True]
+    assert field(e, "t").gt(huge).to_pylist() == [False] * 4
+    assert field(e, "t").lte(huge).to_pylist() == [True] * 4
+    assert field(e, "t").eq(huge).to_pylist() == [True, False, False, False]
+    assert field(e, "t").is_in(huge + 1, -huge).to_pylist() == [False, True, False, False]
+    endless = Events(pa.record_batch({"after": ['{"t":' + "9" * 5000 + "}"]}), pipeline="p")
+    assert field(endless, "t").gt(huge).to_pylist() == [True]
+
+
+def test_patterns_are_those_of_python() -> None:
+    e = events({"t": "abab"}, {"t": "abba"}, {"t": "xaby"}, {"t": 5})
+    assert field(e, "t").regex(r"^(ab)\1$").to_pylist() == [True, False, False, False]
+    assert field(e, "t").regex(r"(?<=x)ab").to_pylist() == [False, False, True, False]
+
+
+def test_each_row_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(
+        "dfc_runtime.events.parse_json", lambda text: read.append(text) or json.loads(text)
+    )
+    e = events({"a": 1, "b": 1}, {"a": 2, "b": 2}, None, before=[{"a": 0}, {"a": 2}, None])
+    kept = e.where(any_of(field(e, "a").eq(1), field(e, "b").gt(1)), field(e, "a").exists())
+    assert len(kept) == 2 and len(read) == 2
+    changed = kept.where(field(kept, "a").changed(), field(kept, "b").eq(1))
+    assert changed.after.text.to_pylist() == ['{"a": 1, "b": 1}']
+    assert len(read) == 4, "a later filter reads only what no earlier one has"
+    replaced = kept.with_columns(after='{"a": 9}')
+    assert field(replaced, "a").eq(9).to_pylist() == [True, True]
 
 
 def test_contains() -> None:

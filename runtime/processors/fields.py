@@ -1,13 +1,16 @@
 """Masks of the filter processor: by operation, by table, and by what a row holds.
 
-Numbers compare as 64-bit floats, texts by their bytes; a JSON null counts as missing.
+Numbers compare as 64-bit floats (an integer beyond their range exactly), texts by their bytes; a
+JSON null counts as missing.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -73,7 +76,7 @@ class Field:
     @cached_property
     def _values(self) -> list[Any]:
         """The field of each event; missing when it is not there or null."""
-        found = (_at(text, self._path) for text in self._events.after.text.to_pylist())
+        found = (_at(row, self._path) for row in self._events.parsed("after"))
         return [_MISSING if value is None else value for value in found]
 
     def _mask(self, test: Callable[[Any], bool], missing: bool = False) -> pa.Array:
@@ -106,13 +109,11 @@ class Field:
         return self._mask(lambda value: _order(value, other) in (-1, 0))
 
     def is_in(self, *others: Any) -> pa.Array:
-        choices = _list(others)
-        return self._mask(lambda value: any(_same(value, other) for other in choices))
+        return self._mask(lambda value: any(_same(value, other) for other in others))
 
     def not_in(self, *others: Any) -> pa.Array:
-        choices = _list(others)
         return self._mask(
-            lambda value: not any(_same(value, other) for other in choices), missing=True
+            lambda value: not any(_same(value, other) for other in others), missing=True
         )
 
     def contains(self, other: Any) -> pa.Array:
@@ -124,20 +125,18 @@ class Field:
         return self._mask(test)
 
     def regex(self, pattern: str) -> pa.Array:
-        """Somewhere in a text; the syntax is RE2's, which never takes exponential time."""
-        texts = [value if isinstance(value, str) else None for value in self._values]
-        found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
-        return pc.fill_null(found, False)
+        """Somewhere in a text; the syntax is that of Python's `re`, as the compiler checks it."""
+        search = _compiled(pattern).search
+        return self._mask(lambda value: isinstance(value, str) and search(value) is not None)
 
     def changed(self) -> pa.Array:
-        before = self._events.before.text.to_pylist()
-        after = self._events.after.text.to_pylist()
+        before, after = self._events.parsed("before"), self._events.parsed("after")
         result = []
-        for old_text, new_text in zip(before, after, strict=True):
-            if old_text is None or new_text is None:
+        for old_row, new_row in zip(before, after, strict=True):
+            if old_row is None or new_row is None:
                 result.append(True)
                 continue
-            old, new = _at(old_text, self._path), _at(new_text, self._path)
+            old, new = _at(old_row, self._path), _at(new_row, self._path)
             if old is _MISSING or new is _MISSING:
                 result.append(old is not new)
             else:
@@ -145,10 +144,14 @@ class Field:
         return pa.array(result, pa.bool_())
 
 
-def _at(text: str | None, path: tuple[str, ...]) -> Any:
-    if text is None:
-        return _MISSING
-    value = json.loads(text)
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what later versions of Python may read in it
+        return re.compile(pattern)
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         if not isinstance(value, dict) or name not in value:
             return _MISSING
@@ -156,19 +159,20 @@ def _at(text: str | None, path: tuple[str, ...]) -> Any:
     return value
 
 
-def _list(others: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(others) == 1 and isinstance(others[0], list | tuple):
-        return tuple(others[0])
-    return others
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _float(number: int | float) -> int | float:
+    try:
+        return float(number)
+    except OverflowError:
+        return number  # Python compares it with any float, exactly
+
+
 def _same(one: Any, other: Any) -> bool:
     if _is_number(one) and _is_number(other):
-        return float(one) == float(other)
+        return bool(_float(one) == _float(other))
     if isinstance(one, list) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -186,8 +190,8 @@ def _identical(one: Any, other: Any) -> bool:
 def _order(one: Any, other: Any) -> int | None:
     """-1, 0 or 1; None for two values that have no order."""
     if _is_number(one) and _is_number(other):
-        left: Any = float(one)
-        right: Any = float(other)
+        left: Any = _float(one)
+        right: Any = _float(other)
     elif isinstance(one, str) and isinstance(other, str):
         left, right = one.encode(), other.encode()
     else:
