@@ -126,6 +126,13 @@ class TursoSource:
 
 
 Source = MysqlSource | PostgresSource | TursoSource
+_REMOTE = ("libsql://", "http://", "https://", "ws://", "wss://")
+
+
+def is_remote(url: Text) -> bool:
+    """Whether the url of a turso source is known to be that of a server."""
+    first = url.parts[0]
+    return isinstance(first, Literal) and first.text.lower().startswith(_REMOTE)
 
 
 # --- processors ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from .specs import (
     POSTGRES,
     REDIS,
     SCRIPT,
+    TURSO,
     Json,
     having,
     spec,
@@ -32,7 +33,7 @@ _PREDICATE = {"path": "total", "op": "eq", "value": 1}
 _MEMBERS = {
     "mysql_source": spec(source=_OUTBOX),
     "postgres_source": spec(source=POSTGRES),
-    "turso_source": spec(),
+    "turso_source": spec(source=having(TURSO, url="${SHOP_DB}")),
     "javascript_processor": spec(processors=[SCRIPT]),
     "filter_processor": spec(
         processors=[{"type": "filter", "ops": ["create"], "fields": [_PREDICATE]}]

@@ -371,7 +371,7 @@ def test_demos_may_hold_secrets_when_asked() -> None:
         having(NATS, username="app", password=SECRET),
         having(REDIS, uri="redis://:hunter2@cache"),
         having(KAFKA, client_conf={"sasl.password": SECRET}),
-        source=having(TURSO, auth_token="${TOKEN:-hunter2}"),
+        source=having(TURSO, url="${DB}", auth_token="${TOKEN:-hunter2}"),
     )
     result = compiled(given, allow_literal_secrets=True)
     assert result.job.count(SECRET) == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from dfc.compiler.plan import FileSink, JavaScript, KafkaSink, Template, Text, spelled
 from dfc.compiler.resolve.patterns import captures
@@ -174,7 +176,46 @@ def test_outbox_processor_takes_marked_tables_and_prefixes() -> None:
 def test_native_level_in_another_mode_is_rejected(mode: str) -> None:
     source = having(TURSO, cdc_mode=mode, native_cdc={"level": "binlog"})
     refused(spec(source=source), "DFC408", f"has no meaning with `cdc_mode: {mode}`")
-    accepted(spec(source=having(source, cdc_mode="native")))
+    accepted(spec(source=having(source, cdc_mode="native", url="libsql://h")))
+
+
+FILES = ["shop.db", "./shop.db", "/x/shop.db", "file:shop.db", "FILE:${DB}", "./x/${DB}", "C:\\x"]
+SERVERS = ["libsql://h", "http://h", "https://h:8080", "ws://h", "WSS://h", "libsql://${HOST}"]
+
+
+@pytest.mark.parametrize("url", FILES)
+def test_settings_of_a_server_are_rejected_for_a_local_file(url: str) -> None:
+    words = "has no meaning for a local file"
+    source = having(TURSO, url=url)
+    refused(spec(source=having(source, auth_token="${TOKEN}")), "DFC408", words)
+    for mode in ("auto", "native"):
+        given = having(source, cdc_mode=mode, native_cdc={"level": "data"})
+        refused(spec(source=given), "DFC408", words)
+    accepted(spec(source=having(source, auth_token=None, native_cdc={})))
+
+
+@pytest.mark.parametrize("url", [*SERVERS, "${DB}", "${DB:-./x.db}"])
+def test_settings_of_a_server_are_taken_for_what_may_be_one(url: str) -> None:
+    level = {"level": "binlog"}
+    accepted(spec(source=having(TURSO, url=url, auth_token="${TOKEN}", native_cdc=level)))
+
+
+@pytest.mark.parametrize(
+    ("config", "needs"),
+    [
+        *(({"url": url}, ("dfc_turso", "turso_remote")) for url in SERVERS),
+        *(({"url": url}, ("dfc_turso",)) for url in (*FILES, "${DB}")),
+        ({"cdc_mode": "native"}, ("dfc_turso", "turso_native")),
+        ({"cdc_mode": "native", "url": "ws://h"}, ("dfc_turso", "turso_native", "turso_remote")),
+    ],
+    ids=str,
+)
+def test_jobs_of_servers_and_of_the_native_mode_say_so(
+    config: Json, needs: tuple[str, ...]
+) -> None:
+    job = compiled(spec(source=having(TURSO, **config))).job
+    calls = [node for node in ast.walk(ast.parse(job)) if isinstance(node, ast.keyword)]
+    assert [ast.literal_eval(k.value) for k in calls if k.arg == "needs"] == [needs]
 
 
 def test_postgres_storage_without_dsn_is_rejected() -> None:

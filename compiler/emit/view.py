@@ -31,6 +31,7 @@ from ..plan import (
     Sink,
     Text,
     TursoSource,
+    is_remote,
     spelled,
 )
 from ..span import Span
@@ -424,6 +425,9 @@ def _names(expression: str) -> set[str]:
 def _needs(plan: Plan) -> tuple[str, ...]:
     """What the job asks of its runtime beyond the core, so that it fails at start, not half-way."""
     wanted = {_FORMATS[type(plan.source)]: True}
+    if isinstance(plan.source, TursoSource):
+        wanted["turso_native"] = plan.source.cdc_mode == "native"
+        wanted["turso_remote"] = is_remote(plan.source.url)
     for step in (s for p in plan.passes for s in p.steps):
         wanted[type(step).__name__.lower()] = not isinstance(step, Filter)
     wanted["journal"] = plan.journal.enabled

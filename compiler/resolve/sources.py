@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ..diagnostics import Diagnostics, quote
-from ..plan import MysqlSource, PostgresSource, Snapshot, Source, TursoSource
+from ..plan import (
+    Literal,
+    MysqlSource,
+    PostgresSource,
+    Snapshot,
+    Source,
+    Text,
+    TursoSource,
+    is_remote,
+)
 from ..spec import Section
 from .patterns import captures
 
@@ -70,6 +79,7 @@ def _postgres(source: Section, config: Section) -> PostgresSource:
 def _turso(source: Section, config: Section, diagnostics: Diagnostics) -> TursoSource:
     mode = config.string("cdc_mode")
     native = config.section("native_cdc")
+    url = config.text("url")
     if native.given("level") and mode not in ("native", "auto"):
         diagnostics.error(
             "DFC408",
@@ -77,9 +87,23 @@ def _turso(source: Section, config: Section, diagnostics: Diagnostics) -> TursoS
             f"`native_cdc.level` has no meaning with `cdc_mode: {mode}`",
             "leave it out, or use `cdc_mode: native`",
         )
+    elif native.given("level") and _is_file(url):
+        diagnostics.error(
+            "DFC408",
+            native.at("level"),
+            "`native_cdc.level` has no meaning for a local file, which has no server to record it",
+            "leave it out",
+        )
+    if config.opt_written("auth_token") and _is_file(url):
+        diagnostics.error(
+            "DFC408",
+            config.at("auth_token"),
+            "`auth_token` has no meaning for a local file",
+            "leave it out, or give the `url` of a server, such as `libsql://…`",
+        )
     return TursoSource(
         id=config.string("id"),
-        url=config.text("url"),
+        url=url,
         auth_token=config.secret("auth_token"),
         tables=config.strs("tables"),
         cdc_mode=mode,
@@ -87,6 +111,15 @@ def _turso(source: Section, config: Section, diagnostics: Diagnostics) -> TursoS
         native_cdc_level=native.string("level"),
         span=source.span,
     )
+
+
+def _is_file(url: Text) -> bool:
+    """Whether a url is known to be that of a local file, environment or not."""
+    first = url.parts[0]
+    if not isinstance(first, Literal) or is_remote(url):
+        return False
+    whole = len(url.parts) == 1 and "://" not in first.text
+    return whole or first.text.lower().startswith(("file:", "/", "./", "../"))
 
 
 def _snapshot(config: Section) -> Snapshot | None:

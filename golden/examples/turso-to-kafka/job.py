@@ -92,7 +92,7 @@ def main() -> None:
         storage=STORAGE,
         batch=BATCH,
         sinks=sinks,
-        needs=("dfc_turso", "javascript", "schema_sensing"),
+        needs=("dfc_turso", "turso_remote", "javascript", "schema_sensing"),
     )
     spark = job.session()
     events = spark.readStream.format("dfc_turso").options(**job.options(SOURCE)).load()

@@ -60,7 +60,7 @@ def main() -> None:
         storage=STORAGE,
         batch=BATCH,
         sinks=sinks,
-        needs=("dfc_turso",),
+        needs=("dfc_turso", "turso_native", "turso_remote"),
     )
     spark = job.session()
     events = spark.readStream.format("dfc_turso").options(**job.options(SOURCE)).load()
