@@ -16,6 +16,7 @@ from dfc_runtime.sources import SourceError
 from dfc_runtime.sources.log import TransientError
 from dfc_runtime.sources.turso import choose
 from dfc_runtime.sources.turso_database import Database, file_path
+from dfc_runtime.storage import SqliteStorage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -433,6 +434,23 @@ def test_a_position_whose_changes_are_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="position 9 is ahead of the database's last change 3"):
         turso_log(path, start="0000000000000009")
     assert drain(turso_log(path, start="")) == []
+
+
+def test_the_error_says_how_to_begin_again(tmp_path: Path) -> None:
+    path, state = tmp_path / "x.db", tmp_path / "s.db"
+    database(path, "CREATE TABLE t (a)")
+    turso_log(path).close()
+    storage = SqliteStorage(state)
+    keys = ["it's_/shop::sink::a::0", "it's_/shop::sink::b::0", "it's2/shop::sink::a::0"]
+    storage.put_all("checkpoints", dict.fromkeys(keys, b"{}"))
+    with pytest.raises(SourceError, match="start it under a new metadata") as caught:
+        turso_log(path, start="0000000000000009", pipeline="it's_", storage=str(state))
+    assert str(state) in str(caught.value)
+    statement = str(caught.value)[str(caught.value).index("DELETE") :]
+    with contextlib.closing(sqlite3.connect(state)) as connection, connection:
+        connection.execute(statement)
+    assert list(storage.items("checkpoints")) == keys[2:]
+    storage.close()
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])

@@ -77,6 +77,20 @@ class ReaderSettings:
         return bool(self.pipeline) and not self.storage
 
     @property
+    def how_to_reset(self) -> str:
+        """What somebody has to do who wants to begin again; for the end of an error."""
+        if self.alone:
+            return "begin with a new checkpoint folder"
+        prefix = f"{self.pipeline}/{self.id}::"
+        literal = "'" + prefix.replace("'", "''") + "'"
+        # Not LIKE: an underscore in a name would match the positions of other pipelines.
+        return (
+            "start it under a new metadata.name, or stop it and delete its positions from "
+            f"{self.storage or 'its state file'}: DELETE FROM df_kv WHERE ns = 'checkpoints' "
+            f"AND substr(key, 1, {len(prefix)}) = {literal}"
+        )
+
+    @property
     def schema(self) -> pa.Schema:
         """What segments hold."""
         return arrow_schema(self.columns)

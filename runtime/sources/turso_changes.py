@@ -94,7 +94,7 @@ class TriggerLog:
                 raise SourceError(
                     f"database {self._database.path} has no change triggers yet, and {why}"
                 )
-            self._at = self._last_event = check_start(self._reader, at)
+            self._at = self._last_event = check_start(self._reader, at, self._settings)
             if self._writer is not None:
                 # Clean-up must not stand in anybody's way: it comes back later instead.
                 self._writer.execute(f"PRAGMA busy_timeout = {int(CLEAN_BUSY_SECS * 1000)}")
@@ -167,7 +167,8 @@ class TriggerLog:
             if head < self._at:
                 raise SourceError(
                     f"the database's last change is {head}, but {self._at} has been read: the file "
-                    "was restored or replaced; reset the pipeline's position to go on"
+                    "was restored or replaced. To read this one from its beginning, "
+                    f"{self._settings.how_to_reset}"
                 )
             if int(db.execute("PRAGMA schema_version").fetchone()[0]) != self._schema:
                 return []  # changed between the two looks: begin again

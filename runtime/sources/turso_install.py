@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from .log import SourceError, logger
+from .settings import ReaderSettings
 from .turso_database import transaction
 from .turso_schema import Table, captured, quote, read_table, table_names, text
 from .turso_triggers import (
@@ -217,7 +218,7 @@ def _newer(triggers: dict[str, str]) -> bool:
     return any(found is not None and int(found.group(1)) > VERSION for found in versions)
 
 
-def check_start(connection: sqlite3.Connection, start: int | None) -> int:
+def check_start(connection: sqlite3.Connection, start: int | None, settings: ReaderSettings) -> int:
     """Where to begin: the changes behind `start` must still be there, all of them."""
     head, cleaned = connection.execute(f"SELECT n, cleaned FROM {SEQUENCE}").fetchone()
     if start is None:
@@ -225,13 +226,14 @@ def check_start(connection: sqlite3.Connection, start: int | None) -> int:
     if start > head:
         raise SourceError(
             f"the stored position {start} is ahead of the database's last change {head}: the file "
-            "was restored or replaced; reset the pipeline's position to go on with this one"
+            "was restored or replaced. To read this one from its beginning, "
+            f"{settings.how_to_reset}"
         )
     if start < cleaned:
         raise SourceError(
             f"the changes {start + 1} to {cleaned} are no longer in the database: they were "
-            "cleaned up after every registered pipeline had confirmed them; reset the pipeline's "
-            "position to go on from what is left"
+            "cleaned up after every registered pipeline had confirmed them. To go on from what is "
+            f"left, {settings.how_to_reset}"
         )
     return start
 

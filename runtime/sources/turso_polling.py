@@ -148,7 +148,10 @@ class PollingLog:
     def open(self, start: str) -> str:
         self.close()
         if start and len(start) != 24:
-            raise SourceError(f"{start!r} is not a position of the polling mode; reset it")
+            raise SourceError(
+                f"{start!r} is not a position of the polling mode. To begin again in this mode, "
+                f"{self._settings.how_to_reset}"
+            )
         self._db = self._database.connect()
         self._db.text_factory = bytes
         with self._database.guarded():
@@ -166,7 +169,8 @@ class PollingLog:
         if not self._settings.guest:
             raise SourceError(
                 "the stored position is not in the notes of earlier looks, which polling needs to "
-                "go on: give it the same storage as before, or begin again with a new source id"
+                "go on: give it the same storage as before. To begin again, "
+                f"{self._settings.how_to_reset}"
             )
         logger.info("a dry run does not know what was read before: it shows all rows")
         self._notes.number = int(start[:8], 16)
