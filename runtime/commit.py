@@ -85,6 +85,7 @@ class Settle:
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
         self.stuck: set[str] = set()  # those whose failure will not go away by itself
         self.busy = False
+        self._settled = ""  # end of the furthest epoch: what comes again is not counted again
         self.stopped = False  # gave up an epoch because a stop was asked for
 
     def __call__(self, acks: Any, epoch: int) -> None:
@@ -121,6 +122,7 @@ class Settle:
                 self.reporter.away(sink, why)
         read = [row for row in rows if row["sink"] == SOURCE_ROW]
         times = [row["ts_ms"] for row in read if row["ts_ms"] is not None]
+        self._settled = max([self._settled, *(row["position"] for row in read)])
         self.reporter.settled(
             sum(row["events"] for row in read),
             sum(row["bytes"] for row in read),
@@ -132,6 +134,7 @@ class Settle:
         standing = {
             sink: Standing(self.positions.of(sink), self.away.get(sink)) for sink in self.sinks
         }
+        standing[SOURCE_ROW] = Standing((self._settled,) * self.positions.lanes)
         # A job property reaches the tasks on any cluster, and is read anew for every attempt.
         acks.sparkSession.sparkContext.setLocalProperty(STANDING, standing_text(standing))
         return list(acks.collect())

@@ -183,6 +183,7 @@ class Delivery:
             known = standing.get(sink.id, Standing(("",) * self.lanes))
             where = Lane(self.pipeline, lane, self.lanes, known.positions[lane])
             outlets.append(Outlet(sink, where, known.positions[lane], known.away))
+        counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
         try:
             for outlet in outlets:
@@ -192,7 +193,7 @@ class Delivery:
                 if rows.num_rows == 0:
                     continue
                 pieces = cutter.cut(rows)
-                _count(read, rows)
+                _count(read, rows, counted)
                 lowest = min((o.position for o in outlets if o.error is None), default=None)
                 if lowest is None:
                     continue
@@ -295,10 +296,13 @@ def _behind(positions: pa.Array, position: str) -> int:
     return low
 
 
-def _count(read: dict[str, Any], rows: pa.RecordBatch) -> None:
-    read["events"] += rows.num_rows
-    read["bytes"] += int(sizes(rows).sum())
-    read["position"] = rows.column("position")[rows.num_rows - 1].as_py()
+def _count(read: dict[str, Any], rows: pa.RecordBatch, counted: str) -> None:
+    """Adds up what is new: events up to `counted` were settled before, and come once more."""
+    positions = rows.column("position")
+    new = _behind(positions, counted)
+    read["events"] += rows.num_rows - new
+    read["bytes"] += int(sizes(rows)[new:].sum())
+    read["position"] = positions[rows.num_rows - 1].as_py()
     index = rows.schema.get_field_index("ts_ms")
     if index >= 0:
         read["ts_ms"] = rows.column(index)[rows.num_rows - 1].as_py()

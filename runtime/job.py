@@ -241,6 +241,7 @@ class Job:
 
     def _fail(self, error: Exception) -> NoReturn:
         line = failure_line(error)
+        self.progress.close()
         if self.args.verbose:
             import traceback
 

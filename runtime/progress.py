@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -24,6 +25,7 @@ class Progress:
         self._began = time.monotonic()
         self._marks: list[tuple[float, int]] = [(self._began, 0)]
         self._blocked: dict[str, str] = {}
+        self._lag_ms: int | None = None
 
     def started(self, **about: Any) -> None:
         # Spark's own start is not part of any rate.
@@ -34,7 +36,8 @@ class Progress:
     def settled(self, events: int, size: int, ts_ms: int | None) -> None:
         self.events += events
         self.bytes += size
-        self.ts_ms = self.ts_ms if ts_ms is None else ts_ms
+        if ts_ms is not None:
+            self.ts_ms, self._lag_ms = ts_ms, self._age(ts_ms)
         now = time.monotonic()
         self._marks.append((now, self.events))
         while len(self._marks) > 2 and self._marks[1][0] < now - _RATE_OVER_SECS:
@@ -70,17 +73,29 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Events per second over the last seconds."""
-        (then, before), (now, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (now - then) if now > then else 0.0
+        """Events per second over the last seconds, up to now."""
+        now = time.monotonic()
+        since = now - _RATE_OVER_SECS
+        then, before = next((m for m in reversed(self._marks) if m[0] <= since), self._marks[0])
+        seconds = now - max(then, since)
+        return (self.events - before) / seconds if seconds > 0 else 0.0
 
     @property
     def lag_ms(self) -> int | None:
-        """Age of the youngest settled event."""
-        return None if self.ts_ms is None else max(0, int(time.time() * 1000) - self.ts_ms)
+        """How late the youngest settled event was; while blocked, how late it is getting."""
+        if self._blocked and self.ts_ms is not None:
+            return self._age(self.ts_ms)
+        return self._lag_ms
+
+    @staticmethod
+    def _age(ts_ms: int) -> int:
+        return max(0, int(time.time() * 1000) - ts_ms)
 
     def moved(self) -> None:
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Before the last words: nothing is shown any more."""
 
     def say(self, level: str, what: str, **about: Any) -> None:
         raise NotImplementedError
@@ -119,42 +134,70 @@ class LogProgress(Progress):
 
 
 class TerminalProgress(Progress):
-    """For a person: counters in one line, and news above it."""
+    """For a person: counters in one line, redrawn also while nothing moves, and news above it."""
 
     _last = 0.0
     _drawn = False
 
+    def __init__(self, pipeline: str, stream: TextIO | None = None) -> None:
+        super().__init__(pipeline, stream)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+
+    def started(self, **about: Any) -> None:
+        super().started(**about)
+        threading.Thread(target=self._redraw, name="dfc-progress", daemon=True).start()
+
+    def stopped(self, **about: Any) -> None:
+        self.close()
+        super().stopped(**about)
+
+    def close(self) -> None:
+        self._closed.set()
+        self.clear()
+
     def moved(self) -> None:
-        now = time.monotonic()
-        if now - self._last >= _DRAW_EVERY_SECS:
-            self._last = now
+        if time.monotonic() - self._last >= _DRAW_EVERY_SECS:
             self.draw()
 
     def draw(self) -> None:
         lag = "" if self.lag_ms is None else f"  lag {self.lag_ms / 1000:,.1f} s"
-        text = f"{self.pipeline}: {self.events:,} events  {self.rate:,.0f}/s{lag}"
-        self.stream.write(f"\r\x1b[K{text}")
-        self.stream.flush()
-        self._drawn = True
+        waiting = f"  blocked by {', '.join(sorted(self._blocked))}" if self._blocked else ""
+        text = f"{self.pipeline}: {self.events:,} events  {self.rate:,.0f}/s{lag}{waiting}"
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._last = time.monotonic()
+            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.flush()
+            self._drawn = True
 
     def clear(self) -> None:
-        if self._drawn:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-            self._drawn = False
+        with self._lock:
+            if self._drawn:
+                self.stream.write("\r\x1b[K")
+                self.stream.flush()
+                self._drawn = False
 
     def say(self, level: str, what: str, **about: Any) -> None:
-        self.clear()
         mark = "" if level == "info" else f"{level}: "
         rest = ", ".join(
             f"{key} {value}" for key, value in about.items() if value not in (None, "")
         )
-        self.stream.write(f"{self.pipeline}: {mark}{what}{': ' if rest else ''}{rest}\n")
-        self.stream.flush()
+        with self._lock:
+            self.clear()
+            self.stream.write(f"{self.pipeline}: {mark}{what}{': ' if rest else ''}{rest}\n")
+            self.stream.flush()
 
     def output(self, text: str) -> None:
-        self.clear()
-        super().output(text)
+        with self._lock:
+            self.clear()
+            super().output(text)
+            sys.stdout.flush()  # before the line comes back below it
+
+    def _redraw(self) -> None:
+        while not self._closed.wait(_DRAW_EVERY_SECS):
+            self.draw()
 
 
 def progress_for(pipeline: str, stream: TextIO | None = None) -> Progress:

@@ -93,6 +93,13 @@ def test_each_sink_goes_on_behind_its_own_position() -> None:
     assert acks["a"]["events"] == 6
 
 
+def test_events_that_come_again_are_not_counted_again() -> None:
+    acks = run(Recorder("a"), standing={"": Standing((hexed(12),))})
+    assert (acks[""]["events"], acks[""]["position"]) == (6, hexed(18))
+    assert acks["a"]["events"] == 18, "the sink has them all the same"
+    assert run(Recorder("a"), standing={"": Standing((hexed(18),))})[""]["bytes"] == 0
+
+
 def test_a_sink_that_fails_leaves_the_others_alone() -> None:
     bad, good = Recorder("bad", fail_at=8), Recorder("good")
     acks = run(bad, good)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import pytest
 from dfc_runtime.errors import ConfigError
@@ -40,6 +41,48 @@ def test_terminal_rewrites_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a line\n"
     progress.blocked({"a": "no answer"})
     assert stream.getvalue().endswith("p: warning: blocked: sink a, reason no answer\n")
+
+
+def test_lag_grows_while_blocked_and_not_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 1000.0}
+    monkeypatch.setattr("time.time", lambda: clock["now"])
+    progress = TerminalProgress("p", io.StringIO())
+    progress.settled(1, 1, 999_000)
+    clock["now"] = 1010.0
+    assert progress.lag_ms == 1000, "nothing has come since, so nothing is late"
+    progress.blocked({"a": "no answer"})
+    assert progress.lag_ms == 11_000
+    progress.draw()
+    assert "lag 11.0 s  blocked by a" in progress.stream.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_line_is_redrawn_by_itself_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfc_runtime.progress._DRAW_EVERY_SECS", 0.01)
+    stream = io.StringIO()
+    progress = TerminalProgress("p", stream)
+    progress.started()
+    end = time.monotonic() + 10
+    while stream.getvalue().count("0 events") < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert stream.getvalue().count("0 events") >= 3
+    progress.stopped()
+    last = stream.getvalue()
+    assert "p: stopped" in last.rpartition("\x1b[K")[2]
+    time.sleep(0.05)
+    assert stream.getvalue() == last, "nothing is drawn over the last words"
+
+
+def test_the_rate_falls_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 100.0}
+    monkeypatch.setattr("time.monotonic", lambda: clock["now"])
+    progress = LogProgress("p", io.StringIO())
+    clock["now"] += 5
+    progress.settled(100, 1, None)
+    assert progress.rate == 20
+    clock["now"] += 5
+    assert progress.rate == 10
+    clock["now"] += 20
+    assert progress.rate == 0
 
 
 @pytest.mark.parametrize(

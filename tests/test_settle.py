@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dfc_runtime import commit
 from dfc_runtime.commit import CommitPolicy, Settle, Stopped
+from dfc_runtime.deliver import standing_of
 from dfc_runtime.errors import ConfigError
 from dfc_runtime.positions import Positions
 
@@ -132,3 +133,17 @@ def test_an_optional_sink_is_stuck_and_the_others_go_on() -> None:
     one(Epoch([ack("a", "09"), ack("b", "06", LOST), ack("", "09")]), 0)
     assert one.stuck == {"b"} and LOST in one.away["b"]
     assert one.positions.start == "06" and one.positions.start_without(one.stuck) == "09"
+
+
+def test_the_tasks_are_told_what_was_counted() -> None:
+    one = settle("a")
+    told = []
+
+    class Told(Epoch):
+        def setLocalProperty(self, name: str, value: str) -> None:
+            told.append(standing_of(value)[""].positions)
+
+    for end in ("05", "09", "07"):  # the last one after going back
+        one(Told([ack("a", end), ack("", end)]), 0)
+    one(Told([ack("a", "09"), ack("", "")]), 0)
+    assert told == [("",), ("05",), ("09",), ("09",)]
