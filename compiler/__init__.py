@@ -30,12 +30,15 @@ def plan_pipeline(
     spec: Spec, diagnostics: Diagnostics, allow_literal_secrets: bool = False
 ) -> Plan | None:
     """The plan of one spec, or None with the reasons in `diagnostics`."""
+    before = len(diagnostics.found)
     try:
         tree = parse(spec.data, spec.file, diagnostics)
         checked = validate(tree, diagnostics, allow_literal_secrets) if tree else None
-        return resolve(checked, diagnostics) if checked else None
+        plan = resolve(checked, diagnostics) if checked else None
     except Enough:
         return None
+    failed = any(d.severity == "error" for d in diagnostics.found[before:])
+    return None if failed else plan
 
 
 def compile_pipeline(

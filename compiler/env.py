@@ -19,6 +19,7 @@ _PATH = re.compile(r"[a-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*\Z")
 _LOOKS_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TOKEN = re.compile(r"\$\$|\$\{[^}]*\}?|\$|[^$]+")
 MAX_PATH = 3
+UNKNOWN = EnvRef("?")  # stands where a reference could not be read: any text at all
 
 # Places where a password hides in plain sight: URLs, key=value connection strings, and the names
 # of client settings that hold one. `\0` stands for a value that is not in the file.
@@ -48,6 +49,7 @@ class Written:
     places: tuple[Span, ...]
     span: Span
     default: bool = False
+    wrong: bool = False  # refused by the schema: rules between fields make nothing of it
 
     @property
     def plain(self) -> str | None:
@@ -140,9 +142,12 @@ def _cut(
                 "`${` is never closed",
                 "write `${…}`, or `$$` for a dollar sign",
             )
-        elif part := _reference(piece[2:-1], place(at), kind, diagnostics):
             end_literal()
-            parts.append(part)
+            parts.append(UNKNOWN)
+            places.append(place(at))
+        else:
+            end_literal()
+            parts.append(_reference(piece[2:-1], place(at), kind, diagnostics) or UNKNOWN)
             places.append(place(at))
     end_literal()
     return parts or [Literal("")], places or [scalar.span]
@@ -212,9 +217,9 @@ def _check_field(field: Field, span: Span, kind: str, what: str, diagnostics: Di
 
 def _check_secret(written: Written, what: str, diagnostics: Diagnostics) -> None:
     match written.parts:
-        case (EnvRef(default=None),):
+        case (EnvRef(default=None) as reference,) if reference != UNKNOWN:
             return
-        case (EnvRef(name=name),):
+        case (EnvRef(name=name, default=str()),):
             diagnostics.error(
                 "DFC121",
                 written.span,

@@ -27,6 +27,7 @@ class Section:
     values: dict[str, Checked]
     span: Span
     keys: dict[str, Span] = field(default_factory=dict)  # only what the user wrote
+    strange: bool = False  # holds keys that nobody knows, which may have meant anything
 
     def at(self, key: str) -> Span:
         """Where a key stands, or the mapping itself when it was left to its default."""

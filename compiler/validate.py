@@ -14,8 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from .diagnostics import Diagnostics, did_you_mean, quote
-from .env import read_text, setting_kind
+from .diagnostics import Diagnostics, Enough, did_you_mean, quote
+from .env import UNKNOWN, Written, read_text, setting_kind
 from .parse import Map, Node, Scalar, Seq, describe
 from .span import Span
 from .spec import Checked, Items, Section
@@ -54,16 +54,26 @@ def load_schema() -> Schema:
 def validate(
     root: Map, diagnostics: Diagnostics, allow_literal_secrets: bool = False
 ) -> Section | None:
-    before = len(diagnostics.found)
-    checked = _Walk(diagnostics, allow_literal_secrets).visit(load_schema(), root, "the pipeline")
-    failed = any(d.severity == "error" for d in diagnostics.found[before:])
-    return checked if isinstance(checked, Section) and not failed else None
+    """The checked spec, or None where a part of it is not known.
+
+    Values that are refused but known (out of range, of the wrong form, beside an unknown key) leave
+    the spec whole, so that the rules between fields can still be held against it: all errors come
+    at once. There is no plan then either way.
+    """
+    walk = _Walk(diagnostics, allow_literal_secrets)
+    checked = walk.visit(load_schema(), root, "the pipeline")
+    return checked if isinstance(checked, Section) and not walk.holes else None
 
 
 class _Walk:
     def __init__(self, diagnostics: Diagnostics, allow_literal_secrets: bool) -> None:
         self.diagnostics = diagnostics
         self.allow_literal_secrets = allow_literal_secrets
+        self.holes = 0  # values that are missing, or of a type or kind that nothing can be made of
+
+    def hole(self, code: str, span: Span, message: str, help: str = "") -> None:
+        self.holes += 1
+        self.error(code, span, message, help)
 
     def error(self, code: str, span: Span, message: str, help: str = "") -> None:
         self.diagnostics.error(code, span, message, help)
@@ -96,7 +106,7 @@ class _Walk:
         if not isinstance(node, Map):
             known = isinstance(node, Scalar) and node.value in variants
             example = node.value if known and isinstance(node, Scalar) else next(iter(variants))
-            self.error(
+            self.hole(
                 "DFC202",
                 node.span,
                 f"{what} must be a mapping with a `type`, this is {describe(node)}",
@@ -106,7 +116,7 @@ class _Walk:
         chosen = node.items.get("type")
         if chosen is None:
             slip = next((k for k in node.items if did_you_mean(k, ["type"])), None)
-            self.error(
+            self.hole(
                 "DFC203",
                 node.keys[slip] if slip else node.span,
                 f"{what} has no `type`",
@@ -123,11 +133,11 @@ class _Walk:
         known = ", ".join(variants)
         if isinstance(name, str) and _NOT_BUILT.get(name) == family:
             message = f"the {family} type {quote(name)} is not built yet"
-            self.error("DFC204", node.span, message, f"{family} types: {known}")
+            self.hole("DFC204", node.span, message, f"{family} types: {known}")
             return
         near = did_you_mean(name, variants) if isinstance(name, str) else None
         shown = quote(name) if isinstance(name, str) else describe(node)
-        self.error(
+        self.hole(
             "DFC205",
             node.span,
             f"unknown {family} type {shown}",
@@ -178,7 +188,7 @@ class _Walk:
                 help = f"a list, even of one: [{node.raw}]" if word else "write a list"
             elif wanted == ["object"] and "type" in schema.get("properties", {}):
                 help = f"write `{{type: {node.value}}}`"
-        self.error("DFC206", node.span, f"{what} must be {kinds}, this is {describe(node)}", help)
+        self.hole("DFC206", node.span, f"{what} must be {kinds}, this is {describe(node)}", help)
         return False
 
     # --- mappings, lists, scalars --------------------------------------------------------------
@@ -187,7 +197,8 @@ class _Walk:
         properties: Schema = schema.get("properties", {})
         extra = schema.get("additionalProperties", True)
         values: dict[str, Checked] = {}
-        meant: set[str] = set()
+        keys = dict(node.keys)
+        strange = False
         if (misplaced := self.misplaced(properties, node, what)) is not None:
             return misplaced
         for key, child in node.items.items():
@@ -201,8 +212,13 @@ class _Walk:
                 values[key] = self.entry(schema, extra, key, child, what)
             elif extra is False:
                 near = did_you_mean(key, [p for p in properties if p not in node.items])
-                if near:
-                    meant.add(near)
+                if near and near not in keys:
+                    keys[near] = node.keys[key]
+                    guess = self.guess(properties[near], near, child, what)
+                    if guess is not None:
+                        values[near] = guess
+                else:
+                    strange = True
                 self.error(
                     "DFC201",
                     node.keys[key],
@@ -210,8 +226,8 @@ class _Walk:
                     f"did you mean `{near}`?" if near else _where_else(key, what, properties),
                 )
         for key in schema.get("required", []):
-            if key not in node.items and key not in meant:
-                self.error(
+            if key not in keys:
+                self.hole(
                     "DFC203",
                     node.span,
                     f"{what} has no `{key}`",
@@ -221,7 +237,20 @@ class _Walk:
             if key not in values:
                 values[key] = self.default(_follow(sub), node.span, what)
         ordered = {k: values[k] for k in properties} | values
-        return Section(ordered, node.span, {k: v for k, v in node.keys.items() if k in values})
+        known = {k: v for k, v in keys.items() if k in values}
+        return Section(ordered, node.span, known, strange)
+
+    def guess(self, schema: Schema, key: str, node: Node, what: str) -> Checked | None:
+        """A misspelt key's value as that of the key it was meant to be, if it would do there."""
+        trial = _Walk(Diagnostics(), self.allow_literal_secrets)
+        try:
+            value = trial.property(schema, key, node, _label(key, what), what)
+        except Enough:
+            value = None
+        if trial.diagnostics.found:
+            value = None
+        self.holes += value is None
+        return value
 
     def misplaced(self, properties: Schema, node: Map, what: str) -> Section | None:
         """Settings beside `config` instead of inside it: one error, not one for each of them."""
@@ -229,7 +258,7 @@ class _Walk:
         beside = [k for k in node.items if k not in properties and k in inside]
         if "config" in node.items or not beside:
             return None
-        self.error(
+        self.hole(
             "DFC213",
             node.keys[beside[0]],
             f"the settings of {what} stand beside `type`",
@@ -260,16 +289,16 @@ class _Walk:
 
     def sequence(self, schema: Schema, node: Seq, what: str) -> Items:
         if len(node.items) < schema.get("minItems", 0):
-            self.error("DFC207", node.span, f"{what} is empty", "give at least one")
+            self.hole("DFC207", node.span, f"{what} is empty", "give at least one")
         if "maxItems" in schema and len(node.items) > schema["maxItems"]:
             self.error("DFC207", node.span, f"{what} holds more than {schema['maxItems']} entries")
         if schema.get("uniqueItems"):
             self.unique(node, what)
-        items = schema.get("items", {})
-        return Items(
-            tuple(self.visit(items, item, _entry(i, what)) for i, item in enumerate(node.items, 1)),
-            node.span,
-        )
+        inner = schema.get("items", {})
+        items = [self.visit(inner, item, _entry(i, what)) for i, item in enumerate(node.items, 1)]
+        # A list of tables with a wrong one in it would seem to lack what was meant by that.
+        self.holes += any(isinstance(item, Written) and item.wrong for item in items)
+        return Items(tuple(items), node.span)
 
     def unique(self, node: Seq, what: str) -> None:
         seen: set[str] = set()
@@ -287,7 +316,7 @@ class _Walk:
         elif "enum" in schema and value not in schema["enum"]:
             known = [str(e) for e in schema["enum"] if e is not None]
             near = did_you_mean(str(value), known)
-            self.error(
+            self.hole(
                 "DFC209",
                 node.span,
                 f"{what} is {quote(node.raw)}; it can be {_listed(known)}",
@@ -321,6 +350,12 @@ class _Walk:
         written = read_text(node, kind, what, self.diagnostics, self.allow_literal_secrets)
         if len(self.diagnostics.found) == before:
             self.shape(schema, node, value, what)
+            if len(self.diagnostics.found) > before:
+                # Fixed text is kept, as ids are compared; of other texts nothing is known now.
+                parts = written.parts if kind is None else (UNKNOWN,)
+                return replace(written, parts=parts, places=(node.span,), wrong=True)
+        elif kind is None:
+            self.holes += 1
         return written
 
     def shape(self, schema: Schema, node: Scalar, text: str, what: str) -> None:

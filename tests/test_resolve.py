@@ -781,3 +781,62 @@ def test_all_rules_are_reported_together() -> None:
     assert sorted(compiled(given).codes) == [
         *("DFC402", "DFC403", "DFC405", "DFC409", "DFC410", "DFC415", "DFC420")
     ]
+
+
+# --- rules between fields beside errors of shape ---------------------------------------------
+
+BEYOND = {"mode": "quorum", "quorum": 5}
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (spec(having(CONSOLE, frobnicate=1), commit_policy=BEYOND), "DFC201"),
+        (spec(having(CONSOLE, prety=True), commit_policy=BEYOND), "DFC201"),
+        (spec(having(REDIS, uri="redis://:x@h"), commit_policy=BEYOND), "DFC120"),
+        (spec(having(KAFKA, topic="${source.tabel}"), commit_policy=BEYOND), "DFC310"),
+        (spec(having(KAFKA, topic="a b"), commit_policy=BEYOND), "DFC212"),
+        (spec(batch={"max_ms": -1}, commit_policy=BEYOND), "DFC210"),
+        (spec(having(CONSOLE, encoding="avro"), commit_policy=BEYOND), "DFC204"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_rules_are_held_against_a_spec_with_other_errors(given: Json, code: str) -> None:
+    result = compiled(given)
+    assert sorted(result.codes) == sorted([code, "DFC401"])
+    assert result.maybe_plan is None
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        # A key that was misspelt counts as the one that was meant.
+        (spec(commit_policy={"mode": "quorum", "quorom": 1}), "DFC201"),
+        (spec(processors=[{"type": "filter", "opps": ["create"]}]), "DFC201"),
+        (spec(storage={"backend": "postgres", "dns": "${D}"}), "DFC201"),
+        (spec(having(NATS, usernam="a", password="${P}")), "DFC201"),
+        (spec(processors=[{**SCRIPT, "on_error": "dlq"}], journal={"enable": True}), "DFC201"),
+        # Behind a key that nobody knows may be what seems to be missing.
+        (spec(processors=[{"type": "filter", "config": {"ops": ["create"]}}]), "DFC201"),
+        (spec(commit_policy={"mode": "quorum", "sinks_needed": 1}), "DFC201"),
+        # What is refused as text is not looked into.
+        (spec(having(FILE, name="../x")), "DFC212"),
+        (spec(having(FILE, name="a/${Bad}/b")), "DFC306"),
+        (spec(having(FILE, id="a b")), "DFC212"),
+        (spec(source=having(OUTBOX_SOURCE, tables=["shop..outbox"])), "DFC212"),
+        (
+            {
+                **spec(having(KAFKA, topic="${source.name}")),
+                "metadata": {"name": "a b", "tenant": "x"},
+            },
+            "DFC212",
+        ),
+        # Nothing can be said where values are missing or of the wrong kind.
+        (spec(having(CONSOLE, required="no"), commit_policy=BEYOND), "DFC206"),
+        (spec(having(KAFKA, brokers=None), commit_policy=BEYOND), "DFC206"),
+        ({**spec(commit_policy=BEYOND), "metadata": {"name": "a"}}, "DFC203"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_no_rule_speaks_of_what_another_error_explains(given: Json, code: str) -> None:
+    assert compiled(given).codes == [code]

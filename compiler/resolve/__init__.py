@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
 from ..diagnostics import Diagnostics
@@ -17,6 +18,7 @@ from ..plan import (
     SchemaSensing,
     Storage,
 )
+from ..span import Span
 from ..spec import Checked, Items, Section
 from .columns import resolve_columns
 from .commit import resolve_commit
@@ -27,15 +29,40 @@ from .sources import CONNECTORS, resolve_source
 
 
 def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
-    before = len(diagnostics.found)
+    """The plan. What is said of a part with unknown keys is left unsaid: they may be the reason."""
+    own = Diagnostics()
+    doubtful = set(_doubtful(document))
+    try:
+        return _resolve(document, own)
+    finally:
+        diagnostics.found += [d for d in own.found if d.span not in doubtful]
+
+
+def _doubtful(checked: Checked) -> Iterator[Span]:
+    if isinstance(checked, Section):
+        if checked.strange:
+            yield from (checked.span, *checked.keys.values())
+        for value in checked.values.values():
+            yield from _doubtful(value)
+    elif isinstance(checked, Items):
+        for value in checked.values:
+            yield from _doubtful(value)
+
+
+def _resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
     metadata, spec = document.section("metadata"), document.section("spec")
     source_type = spec.section("source").string("type")
     name, tenant = metadata.string("name"), metadata.string("tenant")
     source = resolve_source(spec.section("source"), diagnostics)
     journal = _journal(spec.section("journal"))
     steps = resolve_processors(spec.sections("processors"), source, journal.enabled, diagnostics)
-    scripted = any(isinstance(step, JavaScript) for step in steps)
-    origin = Origin(name, tenant, CONNECTORS[source_type], source_type, scripted)
+    origin = Origin(
+        pipeline=_usable(metadata, "name"),
+        tenant=_usable(metadata, "tenant"),
+        connector=CONNECTORS[source_type],
+        source_type=source_type,
+        scripted=any(isinstance(step, JavaScript) for step in steps),
+    )
     sinks = SinkResolver(steps, origin, diagnostics).resolve(spec.sections("sinks"))
     lanes = _lanes(spec.section("sharding"), diagnostics)
     for switched in ("journal", "schema_sensing"):
@@ -68,9 +95,12 @@ def resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
             for sink in sinks
         ),
     )
-    if any(d.severity == "error" for d in diagnostics.found[before:]):
-        return None
-    return _with_env(plan)
+    return None if diagnostics.failed else _with_env(plan)
+
+
+def _usable(metadata: Section, key: str) -> str:
+    """A name that was refused says nothing about the templates that hold it."""
+    return "x" if metadata.written(key).wrong else metadata.string(key)
 
 
 def _with_env(plan: Plan) -> Plan:

@@ -53,8 +53,6 @@ def _refused(route: Route) -> str:
             steps[-1] = (steps[-1][0], False)
     if any(text == "" and whole for text, whole in steps):
         return "a step is empty"
-    if any(text in (".", "..") and whole for text, whole in steps):
-        return "`.` and `..` lead elsewhere"
     if steps[0] == (JOURNAL, True):
         return f"`{JOURNAL}` is where the sink keeps its journal"
     if any(len(text.encode(errors="replace")) > LONGEST_PART for text, _ in steps):

@@ -189,8 +189,11 @@ class SinkResolver:
         )
 
     def file(self, section: Section, config: Section) -> FileSink:
-        name = self.opt_route(config, "name") or Text((Literal(config.string("id")),))
-        check_name(name, config, self.diagnostics)
+        name = self.opt_route(config, "name")
+        if name:
+            check_name(name, config, self.diagnostics)
+        else:
+            name = Text((Literal(config.string("id")),))
         roll = config.section("roll")
         return FileSink(
             id=config.string("id"),
