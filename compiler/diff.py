@@ -51,7 +51,10 @@ _BREAKING_SOURCE = {
     "reselect": "whether unchanged large values are filled in changes",
 }
 _LIMITS = ("cpu_ms", "mem_mb", "timeout_ms")  # of a script: what comes out is the same
-_NOISE = {"at", "reads", "columns", "env", "lineage", "plan_version"}
+# Follows from other settings, whose changes are named.
+_NOISE = {"at", "reads", "routed", "raw", "columns", "env", "lineage", "plan_version"}
+_NAMED_BY_USERS = ("labels", "annotations", "client_conf", "additional_headers")
+_SAME_POSITIONS = {"auto", "triggers"}  # `auto` takes triggers wherever they can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ def _source(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Change]:
         breaks = _why(path, _BREAKING_SOURCE)
         if path == "tables":
             breaks = _fewer(x, y)
+        elif path == "cdc_mode" and {x, y} == _SAME_POSITIONS:
+            breaks = ""
         yield Change(f"source.{path}", x, y, breaks)
 
 
@@ -145,8 +150,9 @@ def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         isinstance(b, dict) and "template" in b
     )
     if isinstance(a, dict) and isinstance(b, dict) and not template:
+        free = path.rpartition(".")[2] in _NAMED_BY_USERS
         for key in dict.fromkeys([*a, *b]):
-            if key not in _NOISE:
+            if free or key not in _NOISE:
                 yield from _leaves(f"{path}.{key}" if path else key, a.get(key), b.get(key))
     else:
         yield path, a, b

@@ -572,6 +572,28 @@ def test_diff_lets_harmless_changes_be(dfc: Dfc, path: str, value: Json) -> None
     assert not [row for row in json.loads(dfc.out) if row["breaks"]]
 
 
+def test_what_follows_from_another_change_is_no_change_of_its_own(dfc: Dfc) -> None:
+    dfc.write("old.yaml", spec(KAFKA))
+    dfc.write("new.yaml", spec(KAFKA, processors=[SCRIPT]))
+    assert dfc("diff", "--json", "old.yaml", "new.yaml") == 0
+    assert [row["path"] for row in json.loads(dfc.out)] == ["processors.derive"]
+
+
+def test_a_label_is_compared_whatever_its_name(dfc: Dfc) -> None:
+    dfc.write("old.yaml", BASE)
+    dfc.write("new.yaml", changed("metadata/labels", {"raw": "x", "env": "y"}))
+    assert dfc("diff", "--json", "old.yaml", "new.yaml") == 0
+    assert [row["path"] for row in json.loads(dfc.out)] == ["labels.raw", "labels.env"]
+
+
+@pytest.mark.parametrize("modes", [("auto", "triggers"), ("triggers", "auto")], ids=str)
+def test_positions_stay_between_auto_and_triggers(dfc: Dfc, modes: tuple[str, str]) -> None:
+    for name, mode in zip(("old.yaml", "new.yaml"), modes, strict=True):
+        dfc.write(name, spec(source=having(TURSO, cdc_mode=mode)))
+    assert dfc("diff", "--check", "old.yaml", "new.yaml") == 0
+    assert dfc.out.endswith("1 change, 0 breaking\n")
+
+
 def test_moved_lines_are_no_change(dfc: Dfc) -> None:
     dfc.write("old.yaml", BASE)
     dfc.write("new.yaml", "# a comment\n\n\n" + to_yaml(BASE).replace("\n", "\n\n"))
