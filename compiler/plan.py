@@ -319,6 +319,11 @@ class FileSink:
 Sink = KafkaSink | RedisSink | NatsSink | ConsoleSink | FileSink
 
 
+def kind_of(node: Source | Processor | Sink) -> str:
+    """The `type` that a spec writes for it."""
+    return type(node).__name__.removesuffix("Source").removesuffix("Sink").lower()
+
+
 # --- the rest --------------------------------------------------------------------------------
 
 

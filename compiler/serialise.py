@@ -6,24 +6,21 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from .plan import PLAN_VERSION, EnvRef, Plan, Route, Template, Text, spelled
+from .plan import (
+    PLAN_VERSION,
+    EnvRef,
+    Plan,
+    Processor,
+    Route,
+    Sink,
+    Source,
+    Template,
+    Text,
+    kind_of,
+    spelled,
+)
 from .span import Span
 
-# Names that mark which member of a union a node is.
-_KINDS = {
-    "MysqlSource": "mysql",
-    "PostgresSource": "postgres",
-    "TursoSource": "turso",
-    "JavaScript": "javascript",
-    "Filter": "filter",
-    "Flatten": "flatten",
-    "Outbox": "outbox",
-    "KafkaSink": "kafka",
-    "RedisSink": "redis",
-    "NatsSink": "nats",
-    "ConsoleSink": "console",
-    "FileSink": "file",
-}
 _PAIRS = ("labels", "annotations", "client_conf", "additional_headers", "settings")
 
 
@@ -46,8 +43,9 @@ def _value(value: object) -> Any:
         case tuple():
             return [_value(item) for item in value]
     if is_dataclass(value):
-        kind = _KINDS.get(type(value).__name__)
-        node: dict[str, Any] = {"kind": kind} if kind else {}
+        node: dict[str, Any] = {}
+        if isinstance(value, Source | Processor | Sink):
+            node["kind"] = kind_of(value)  # which member of a union it is
         for field in fields(value):
             inner = getattr(value, field.name)
             name = "at" if field.name == "span" else field.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .diagnostics import printable
-from .plan import Plan, Sink
+from .plan import Plan, Sink, kind_of
 from .resolve.sinks import destination
 
 
@@ -11,18 +11,18 @@ def tree(plan: Plan) -> str:
     source = plan.source
     lines = [
         f"pipeline {plan.name}  (tenant {plan.tenant})",
-        f"├─ source {_kind(source)} `{source.id}`  {source.span}",
+        f"├─ source {kind_of(source)} `{source.id}`  {source.span}",
         *(f"│    {line}" for line in _tables(plan)),
     ]
     for step in plan.passes:
         fused = f", {len(step.steps)} in one pass" if len(step.steps) > 1 else ""
         lines.append(f"├─ pass: {step.engine}{fused}")
         for processor in step.steps:
-            lines.append(f"│    {_kind(processor)} `{processor.id}`  {processor.span}")
+            lines.append(f"│    {kind_of(processor)} `{processor.id}`  {processor.span}")
             lines.append(f"│      reads {_reads(processor.reads)}")
     for sink in plan.sinks:
         rule = "required" if sink.delivery.required else "best effort"
-        lines.append(f"├─ sink {_kind(sink)} `{sink.id}`, {rule}  {sink.span}")
+        lines.append(f"├─ sink {kind_of(sink)} `{sink.id}`, {rule}  {sink.span}")
         lines.append(f"│    to {destination(sink)}, {_envelope(sink)}")
         lines.append(f"│    reads {_reads(sink.delivery.reads)}")
     batch, commit = plan.batch, plan.commit
@@ -41,11 +41,11 @@ def tree(plan: Plan) -> str:
 
 def mermaid(plan: Plan) -> str:
     """Left to right as events flow; ids are numbers, since names may hold anything."""
-    lines = ["flowchart LR", f'  source[("{_kind(plan.source)}<br/>{_label(plan.source.id)}")]']
+    lines = ["flowchart LR", f'  source[("{kind_of(plan.source)}<br/>{_label(plan.source.id)}")]']
     last = "source"
     steps = [s for p in plan.passes for s in p.steps]
     for n, step in enumerate(steps, 1):
-        lines.append(f'  step{n}["{_kind(step)}<br/>{_label(step.id)}"]')
+        lines.append(f'  step{n}["{kind_of(step)}<br/>{_label(step.id)}"]')
         lines.append(f"  {last} --> step{n}")
         last = f"step{n}"
     for n, sink in enumerate(plan.sinks, 1):
@@ -53,11 +53,6 @@ def mermaid(plan: Plan) -> str:
         lines.append(f'  sink{n}[/"{_label(sink.id)}<br/>{_label(destination(sink))}"/]')
         lines.append(f"  {last} {arrow} sink{n}")
     return "\n".join(lines) + "\n"
-
-
-def _kind(thing: object) -> str:
-    name = type(thing).__name__
-    return name.removesuffix("Sink").removesuffix("Source").lower()
 
 
 def _tables(plan: Plan) -> list[str]:

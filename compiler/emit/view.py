@@ -32,14 +32,13 @@ from ..plan import (
     Text,
     TursoSource,
     is_remote,
+    kind_of,
     spelled,
 )
 from ..span import Span
 from .expressions import Imports, event_column, join_parts, row_column
 from .literals import py_block, py_comment, py_docstring, py_literal, py_name
 
-_FORMATS = {TursoSource: "dfc_turso", MysqlSource: "dfc_mysql", PostgresSource: "dfc_postgres"}
-_KINDS = {TursoSource: "turso", MysqlSource: "mysql", PostgresSource: "postgres"}
 _METHODS = {"in": "is_in"}
 # Switches that are on unless told otherwise; all others are off, and off goes without saying.
 _USUALLY_ON = {"fsync", "manage", "respect_source_tx"}
@@ -130,9 +129,8 @@ class _Builder:
         )
         view.storage = self.storage()
         view.columns = _wrapped(" ".join(plan.columns))
-        kind = _KINDS[type(plan.source)]
-        view.source_heading = _heading(f"source: {kind}", plan.source.span)
-        view.source_format = py_literal(_FORMATS[type(plan.source)])
+        view.source_heading = _heading(f"source: {kind_of(plan.source)}", plan.source.span)
+        view.source_format = py_literal(_format(plan))
         view.source = self.source()
         for step in plan.passes:
             view.steps += self.steps(step)
@@ -240,8 +238,7 @@ class _Builder:
                     expression = self.outbox(processor)
                 case _:
                     raise AssertionError("a script is a pass of its own")
-            kind = type(processor).__name__.lower()
-            comment = f"{kind} `{py_comment(processor.id)}`: {_at(processor.span)}"
+            comment = f"{kind_of(processor)} `{py_comment(processor.id)}`: {_at(processor.span)}"
             views.append(StepView(comment, expression))
         return views
 
@@ -318,10 +315,9 @@ class _Builder:
         uses_env = any(isinstance(p, EnvRef) for _, r in routes if r for p in r.parts)
         messages = self.messages(sink)
         target = f"lambda e: {function}(e, env)" if uses_env else function
-        kind = type(sink).__name__.removesuffix("Sink").lower()
         rule = "required" if sink.delivery.required else "best effort"
         return SinkView(
-            heading=_heading(f"sink `{sink.id}`: {kind}, {rule}", sink.span),
+            heading=_heading(f"sink `{sink.id}`: {kind_of(sink)}, {rule}", sink.span),
             function=function,
             comments=_route_comments(routes),
             signature="e: Events, env: Env" if uses_env else "e: Events",
@@ -422,14 +418,19 @@ def _names(expression: str) -> set[str]:
     return {n.id for n in ast.walk(ast.parse(expression, mode="eval")) if isinstance(n, ast.Name)}
 
 
+def _format(plan: Plan) -> str:
+    """The Spark data source that reads it."""
+    return f"dfc_{kind_of(plan.source)}"
+
+
 def _needs(plan: Plan) -> tuple[str, ...]:
     """What the job asks of its runtime beyond the core, so that it fails at start, not half-way."""
-    wanted = {_FORMATS[type(plan.source)]: True}
+    wanted = {_format(plan): True}
     if isinstance(plan.source, TursoSource):
         wanted["turso_native"] = plan.source.cdc_mode == "native"
         wanted["turso_remote"] = is_remote(plan.source.url)
     for step in (s for p in plan.passes for s in p.steps):
-        wanted[type(step).__name__.lower()] = not isinstance(step, Filter)
+        wanted[kind_of(step)] = not isinstance(step, Filter)
     wanted["journal"] = plan.journal.enabled
     wanted["schema_sensing"] = plan.schema_sensing.enabled
     wanted["sink_batch_deadline_secs"] = plan.sink_batch_deadline_secs is not None
@@ -511,13 +512,9 @@ def _wrapped(text: str) -> str:
 
 
 def _summary(plan: Plan) -> str:
-    stages = [_KINDS[type(plan.source)]]
-    stages += [type(s).__name__.lower() for p in plan.passes for s in p.steps]
-    kinds = [
-        type(s).__name__.removesuffix("Sink").lower()
-        + (" (required)" if s.delivery.required else "")
-        for s in plan.sinks
-    ]
+    stages = [kind_of(plan.source)]
+    stages += [kind_of(s) for p in plan.passes for s in p.steps]
+    kinds = [kind_of(s) + (" (required)" if s.delivery.required else "") for s in plan.sinks]
     if len(kinds) > 6:
         kinds = [*kinds[:5], f"{len(kinds) - 5} more"]
     chain = " -> ".join([*stages, ", ".join(kinds)])
