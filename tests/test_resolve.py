@@ -6,6 +6,7 @@ import ast
 
 import pytest
 from dfc.compiler.plan import FileSink, JavaScript, KafkaSink, Template, Text, spelled
+from dfc.compiler.resolve.columns import COLUMNS, never_filled
 from dfc.compiler.resolve.patterns import captures
 
 from .specs import (
@@ -634,7 +635,7 @@ def test_file_without_a_name_goes_by_its_id() -> None:
 ALWAYS = ["position", "tx_end", "op", "ts_ms"]
 
 
-def columns(*sinks: Json, source: Json = MYSQL, **parts: Json) -> list[str]:
+def columns(*sinks: Json, source: Json = OUTBOX_SOURCE, **parts: Json) -> list[str]:
     return list(compiled(spec(*sinks, source=source, **parts)).plan.columns)
 
 
@@ -679,6 +680,21 @@ def test_scripts_carry_everything() -> None:
 def test_what_a_source_never_fills_is_not_carried() -> None:
     carried = columns(CONSOLE, source=TURSO, processors=[SCRIPT])
     assert set(ALL) - set(carried) == {"schema", "transaction", "tx_id", "schema_sequence", "ddl"}
+
+
+def test_mysql_carries_a_schema_only_to_mark_outbox_rows() -> None:
+    assert "schema" in columns(CONSOLE, source=OUTBOX_SOURCE, processors=[SCRIPT])
+    carried = columns(CONSOLE, source=MYSQL, processors=[SCRIPT])
+    assert set(ALL) - set(carried) == {"schema"}
+
+
+def test_columns_are_those_of_the_runtime() -> None:
+    from dfc_runtime.events import EVENT_COLUMNS, SPARSE_COLUMNS
+
+    assert list(EVENT_COLUMNS) == COLUMNS
+    for source in (MYSQL, OUTBOX_SOURCE, POSTGRES, TURSO):
+        # What is not carried must read as nulls, or a job would miss it.
+        assert never_filled(compiled(spec(source=source)).plan.source) <= SPARSE_COLUMNS
 
 
 def test_filters_and_lanes_carry_what_they_look_at() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from ..plan import MysqlSource, PostgresSource, Processor, Sink, Source, TursoSource
 from .processors import EVERYTHING
 
@@ -33,12 +35,21 @@ _BY_FIELD = {
     "source.table": "table",
     "transaction.id": "tx_id",
 }
-# What a source can never fill is not carried as a column of nulls.
-_NEVER: dict[type, set[str]] = {
-    MysqlSource: set(),
-    PostgresSource: set(),
-    TursoSource: {"schema", "transaction", "tx_id", "schema_sequence", "ddl"},
-}
+
+
+def never_filled(source: Source) -> set[str]:
+    """What a source can never fill is not carried as a column of nulls."""
+    match source:
+        case TursoSource():
+            return {"schema", "transaction", "tx_id", "schema_sequence", "ddl"}
+        case MysqlSource(outbox_tables=()):
+            return {"schema"}
+        case MysqlSource():  # rows of an outbox are marked by a schema of their own
+            return set()
+        case PostgresSource():
+            return set()
+        case _:
+            assert_never(source)
 
 
 def resolve_columns(
@@ -56,4 +67,4 @@ def resolve_columns(
             wanted.add(_BY_FIELD[read])
         elif (root := read.partition(".")[0]) in COLUMNS:
             wanted.add(root)
-    return tuple(c for c in COLUMNS if c in wanted - _NEVER[type(source)])
+    return tuple(c for c in COLUMNS if c in wanted - never_filled(source))

@@ -13,8 +13,8 @@ ENV = ("MYSQL_DSN", "KAFKA_BROKERS", "REDIS_URI", "NATS_URL")
 BATCH = Batch(max_events=500, max_bytes=1048576, max_ms=500, respect_source_tx=True, max_inflight=1)
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db schema table primary_key before after source transaction "
-    "tx_id event_id schema_version schema_sequence ddl"
+    "position tx_end op ts_ms db table primary_key before after source transaction tx_id "
+    "event_id schema_version schema_sequence ddl"
 )
 
 # --- source: mysql  fan-out-all-or-nothing.yaml:12 ----------------------------------------------

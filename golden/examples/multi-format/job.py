@@ -14,8 +14,8 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db schema table primary_key before after source transaction "
-    "tx_id event_id schema_version schema_sequence ddl"
+    "position tx_end op ts_ms db table primary_key before after source transaction tx_id "
+    "event_id schema_version schema_sequence ddl"
 )
 
 # --- source: mysql  multi-format.yaml:12 --------------------------------------------------------

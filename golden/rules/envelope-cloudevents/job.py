@@ -13,7 +13,7 @@ BATCH = Batch(
     max_events=2000, max_bytes=16777216, max_ms=50, respect_source_tx=True, max_inflight=1
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
-COLUMNS = "position tx_end op ts_ms db schema table primary_key before after event_id"
+COLUMNS = "position tx_end op ts_ms db table primary_key before after event_id"
 
 # --- source: mysql  pipeline.yaml:4 -------------------------------------------------------------
 SOURCE = MysqlSource(
