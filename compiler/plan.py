@@ -384,12 +384,15 @@ class SchemaSensing:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which tables reach which destination, and through what."""
+    """Which tables reach which destination, and through what.
 
-    sink: str
+    All sinks get the events of all tables that come out of the last processor, so tables and
+    processors stand here once: a plan of many sinks and tables would be megabytes otherwise.
+    """
+
     tables: tuple[str, ...]
     processors: tuple[str, ...]
-    destination: str
+    destinations: tuple[tuple[str, str], ...]  # by sink id
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,4 +414,4 @@ class Plan:
     connection_policy: ConnectionPolicy | None
     columns: tuple[str, ...]  # what the reader must carry, and nothing else
     env: tuple[str, ...]  # variables without a default, in order of use
-    lineage: tuple[Lineage, ...]
+    lineage: Lineage

@@ -21,7 +21,7 @@ from .plan import (
 )
 from .span import Span
 
-_PAIRS = ("labels", "annotations", "client_conf", "additional_headers", "settings")
+_PAIRS = ("labels", "annotations", "client_conf", "additional_headers", "settings", "destinations")
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from dfc.compiler.plan import FileSink, JavaScript, KafkaSink, Template, Text, spelled
 from dfc.compiler.resolve.columns import COLUMNS, never_filled
 from dfc.compiler.resolve.patterns import captures
+from dfc.compiler.serialise import plan_json
 
 from .specs import (
     CONSOLE,
@@ -755,17 +756,24 @@ def test_lineage_leads_from_tables_through_processors_to_destinations() -> None:
             processors=[SCRIPT, FILTER],
         )
     ).plan
-    assert [(x.sink, x.destination) for x in plan.lineage] == [
+    assert plan.lineage.destinations == (
         ("events", "kafka topic cdc.${source.table}"),
         ("screen", "console"),
         ("archive", "files ${OUT}/a"),
-    ]
-    assert all(x.tables == ("shop.orders", "shop.outbox") for x in plan.lineage)
-    assert all(x.processors == ("derive", "filter") for x in plan.lineage)
+    )
+    assert plan.lineage.tables == ("shop.orders", "shop.outbox")
+    assert plan.lineage.processors == ("derive", "filter")
 
 
 def test_lineage_of_a_source_without_tables_is_every_table() -> None:
-    assert compiled(spec(source=POSTGRES)).plan.lineage[0].tables == ("*",)
+    assert compiled(spec(source=POSTGRES)).plan.lineage.tables == ("*",)
+
+
+def test_a_plan_grows_with_tables_and_sinks_and_not_with_their_product() -> None:
+    sinks = [having(CONSOLE, id=f"s{n}") for n in range(40)]
+    source = having(MYSQL, tables=[f"shop.table_{n:04}" for n in range(500)])
+    text = plan_json(compiled(spec(*sinks, source=source)).plan)
+    assert text.count("shop.table_0007") == 2  # what to capture, and where it goes
 
 
 def test_environment_is_collected_in_order_of_use_each_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 from ..diagnostics import Diagnostics
 from ..plan import (
@@ -85,14 +85,10 @@ def _resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
         connection_policy=_connection_policy(spec.section("connection_policy")),
         columns=resolve_columns(source, steps, sinks, lanes.key),
         env=(),
-        lineage=tuple(
-            Lineage(
-                sink.id,
-                source.tables or ("*",),
-                tuple(step.id for step in steps),
-                destination(sink),
-            )
-            for sink in sinks
+        lineage=Lineage(
+            tables=source.tables or ("*",),
+            processors=tuple(step.id for step in steps),
+            destinations=tuple((sink.id, destination(sink)) for sink in sinks),
         ),
     )
     return None if diagnostics.failed else _with_env(plan)
@@ -105,11 +101,8 @@ def _usable(metadata: Section, key: str) -> str:
 
 def _with_env(plan: Plan) -> Plan:
     names: dict[str, None] = {}
-    values = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    for name, value in values.items():
-        if name != "lineage":  # every table again for every sink, and all of it text
-            _collect(value, names)
-    return Plan(**(values | {"env": tuple(names)}))
+    _collect(plan, names)
+    return replace(plan, env=tuple(names))
 
 
 def _collect(value: object, names: dict[str, None]) -> None:
