@@ -96,11 +96,13 @@ def start(
         log4j = os.path.join(scratch, "log4j2.properties")
         with open(log4j, "w") as file:
             file.write(_LOGGING.format(level=level))
+        ours = f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC"
+        if local:
+            # Events pass Java by in whole segments; what it does is start and plan, and there its
+            # optimising compiler only takes the processor away from everybody else.
+            ours += " -XX:TieredStopAtLevel=1"
         options = chosen.get("spark.driver.extraJavaOptions") or ""
-        chosen.set(
-            "spark.driver.extraJavaOptions",
-            f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC {options}".strip(),
-        )
+        chosen.set("spark.driver.extraJavaOptions", f"{ours} {options}".strip())
     context = SparkContext(conf=chosen, gateway=None if submitted else _gateway(chosen, verbose))
     accumulators = getattr(context, "_accumulatorServer", None)
     if accumulators is not None and not verbose:
