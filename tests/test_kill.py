@@ -67,7 +67,7 @@ class Writer(threading.Thread):
                 if n % 5 == 0:
                     database.execute("DELETE FROM items WHERE number = ?", (n - 2,))
             database.execute("ROLLBACK" if choice.random() < 0.1 else "COMMIT")
-            time.sleep(0.004)
+            time.sleep(0.05)
         database.close()
 
 
@@ -167,7 +167,7 @@ def test_twenty_kills_lose_and_repeat_nothing(
         # From here on what is written is this run's work; what a killed driver left running may
         # have written on until then.
         wait_for_change(written, written(tmp_path), job, tmp_path)
-        time.sleep(choice.random() * 1.5)
+        time.sleep(choice.random())
         interrupted += job.poll() is None
         # Alone, the driver leaves Java and workers behind, which may write on for a moment; with
         # them, a worker dies in the middle of a write.
