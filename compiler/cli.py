@@ -130,7 +130,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(plans) != 1:
         raise UsageError(f"`dfc run` takes one pipeline, not {len(plans)}")
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        raise UsageError("running a job needs Spark: pip install 'dfc[run]'")
+        raise UsageError(
+            "running a job needs Spark: install dfc with its `run` extra, as in pip install '.[run]'"
+        )
     spec, plan = plans[0]
     job = Path(".dfc") / f"{plan.name}.job.py"
     _write(job, emit_job(plan, spec))

@@ -429,7 +429,7 @@ def test_run_without_spark_says_what_to_install(dfc: Dfc, monkeypatch: pytest.Mo
     dfc.write("a.yaml", named("a"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert dfc("run", "a.yaml") == 2
-    assert "pip install 'dfc[run]'" in dfc.err
+    assert "pip install '.[run]'" in dfc.err
 
 
 # --- diff ------------------------------------------------------------------------------------
