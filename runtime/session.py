@@ -79,8 +79,9 @@ def start(
 
     if not verbose:
         # It logs the whole traceback of a lost connection, which is said in one line elsewhere,
-        # and it does so through the root logger.
+        # and it does so through the root logger as well as its own.
         logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has said the master
     chosen = SparkConf(loadDefaults=submitted)
     if master or not submitted:

@@ -78,7 +78,10 @@ class Process:
 
 
 def last(err: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(err.strip().splitlines()[-1])
+    """The job's last word; libraries whose connection to Java broke may have theirs after it."""
+    words = [line for line in err.splitlines() if line.startswith("{")]
+    assert words, err
+    found: dict[str, Any] = json.loads(words[-1])
     return found
 
 
