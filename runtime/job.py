@@ -196,8 +196,10 @@ class Job:
             # Whoever stopped us may have stopped Java or the workers as well. What the last epoch
             # did not commit is delivered by the next run.
             self.progress.say("warning", "cut short", reason=failure_line(error))
-        self.progress.stopped(left_behind=sorted(self._settle.away) or None)
+        left_behind = sorted(self._settle.away)
+        # First, because Spark's client may complain about a Java that has gone: the last word is ours.
         self._leave()
+        self.progress.stopped(left_behind=left_behind or None)
 
     # --- stopping ----------------------------------------------------------------------------
 

@@ -78,10 +78,7 @@ class Process:
 
 
 def last(err: str) -> dict[str, Any]:
-    """The job's last word; libraries whose connection to Java broke may have theirs after it."""
-    words = [line for line in err.splitlines() if line.startswith("{")]
-    assert words, err
-    found: dict[str, Any] = json.loads(words[-1])
+    found: dict[str, Any] = json.loads(err.strip().splitlines()[-1])
     return found
 
 
