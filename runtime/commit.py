@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .deliver import SOURCE_ROW, STANDING, Standing, standing_text
-from .errors import ConfigError
+from .errors import ConfigError, ProcessorError
+from .ledger import read
 from .positions import Positions
 
 _UNTIL_CHANGED = (
@@ -59,6 +60,10 @@ class Reporter(Protocol):
 
     def output(self, text: str) -> None: ...
 
+    def say(self, level: str, what: str, **about: Any) -> None: ...
+
+    def counted(self, counts: dict[tuple[str, str], int]) -> None: ...
+
 
 class Stopped(Exception):
     """Someone asked to stop while an epoch could not be settled; it is repeated next time."""
@@ -103,6 +108,7 @@ class Settle:
         while True:
             rows = self._collect(acks)
             failed = self._take(rows)
+            counts = self._read_ledgers(rows)
             working = [sink for sink in self.sinks if sink not in failed]
             if self.policy.met(working):
                 break
@@ -120,12 +126,13 @@ class Settle:
                 # It has missed events, so it must not take later ones: that would hide the gap.
                 self.away[sink] = f"left behind: {why}"
                 self.reporter.away(sink, why)
-        read = [row for row in rows if row["sink"] == SOURCE_ROW]
-        times = [row["ts_ms"] for row in read if row["ts_ms"] is not None]
-        self._settled = max([self._settled, *(row["position"] for row in read)])
+        done = [row for row in rows if row["sink"] == SOURCE_ROW]
+        times = [row["ts_ms"] for row in done if row["ts_ms"] is not None]
+        self._settled = max([self._settled, *(row["position"] for row in done)])
+        self.reporter.counted(counts)
         self.reporter.settled(
-            sum(row["events"] for row in read),
-            sum(row["bytes"] for row in read),
+            sum(row["events"] for row in done),
+            sum(row["bytes"] for row in done),
             max(times, default=None),
         )
 
@@ -139,12 +146,27 @@ class Settle:
         acks.sparkSession.sparkContext.setLocalProperty(STANDING, standing_text(standing))
         return list(acks.collect())
 
+    def _read_ledgers(self, rows: list[Any]) -> dict[tuple[str, str], int]:
+        """Says what the processors had to say; their counts are good once the epoch is settled."""
+        counts: dict[tuple[str, str], int] = {}
+        for row in rows:
+            if row["sink"] == SOURCE_ROW and row["ledger"]:
+                for key, number in read(row["ledger"], self.reporter.say).items():
+                    counts[key] = counts.get(key, 0) + number
+        for row in rows:
+            if row["sink"] == SOURCE_ROW and row["error"] is not None:
+                raise ProcessorError(row["error"])
+        return counts
+
     def _take(self, rows: list[Any]) -> dict[str, str]:
         """Prints, and keeps the positions; returns the sinks that failed, and why."""
         failed: dict[str, str] = {}
         positions: dict[tuple[str, int], str] = {}
         events: dict[tuple[str, int], int] = {}
-        end = max((row["position"] for row in rows if row["sink"] == SOURCE_ROW), default="")
+        source = [row for row in rows if row["sink"] == SOURCE_ROW]
+        end = max((row["position"] for row in source), default="")
+        if any(row["error"] is not None for row in source):
+            end = ""  # what was read was not all delivered
         self._check_source(rows, end)
         for row in rows:
             if row["sink"] == SOURCE_ROW:

@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from .batch import Batch, Cutter, Piece, sizes
 from .errors import DfcError, ProcessorError, RoutingError, SinkError
 from .events import SEGMENT, Events
+from .ledger import Ledger
 from .messages import routing_error
 from .sinks.base import Lane, Sink
 
 ACKS = (
     "sink string, lane int, position string, events bigint, bytes bigint, ts_ms bigint, "
-    "output string, error string, lasting boolean"
+    "output string, error string, lasting boolean, ledger string"
 )
 ACK_SCHEMA = pa.schema(
     [
@@ -32,6 +33,7 @@ ACK_SCHEMA = pa.schema(
         ("output", pa.string()),
         ("error", pa.string()),
         ("lasting", pa.bool_()),  # the error comes again however often it is tried
+        ("ledger", pa.string()),  # of the source's row: what the processors have to say
     ]
 )
 SOURCE_ROW = ""  # instead of a sink's id: what the lane has read, whoever took it
@@ -185,6 +187,7 @@ class Delivery:
             outlets.append(Outlet(sink, where, known.positions[lane], known.away))
         counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
+        ledger, failure = Ledger(counted), None
         try:
             for outlet in outlets:
                 outlet.open()
@@ -197,26 +200,34 @@ class Delivery:
                 lowest = min((o.position for o in outlets if o.error is None), default=None)
                 if lowest is None:
                     continue
-                events = self._processed(rows, lowest)
+                try:
+                    events = self._processed(rows, lowest, ledger)
+                except ProcessorError as error:
+                    # Told by way of the ack: Spark would run the task again, to the same end, and
+                    # what was said before would be lost.
+                    failure = reason(error)
+                    break
                 # One after the other. Sinks that wait for a network may overlap here, each in a
                 # thread of its own: an outlet shares nothing with the others.
                 for outlet in outlets:
                     outlet.deliver(events, pieces)
             last = cutter.finish()
             for outlet in outlets:
-                if last is not None:
+                if last is not None and failure is None:
                     outlet.commit(last)
                 outlet.tick()
             acks = [outlet.ack() for outlet in outlets]
         finally:
             for outlet in outlets:
                 outlet.close()
-        acks.append({"sink": SOURCE_ROW, "lane": lane, "output": None, "error": None, **read})
+        acks.append(
+            {"sink": SOURCE_ROW, "lane": lane, "error": failure, "ledger": ledger.text(), **read}
+        )
         yield pa.RecordBatch.from_pylist(acks, ACK_SCHEMA)
 
-    def _processed(self, rows: pa.RecordBatch, lowest: str) -> Events:
+    def _processed(self, rows: pa.RecordBatch, lowest: str, ledger: Ledger) -> Events:
         """The events above every sink's position, through the processors, in log order."""
-        events = Events(rows, pipeline=self.pipeline, tenant=self.tenant)
+        events = Events(rows, pipeline=self.pipeline, tenant=self.tenant, ledger=ledger)
         events = events.slice(_behind(events.position, lowest), len(events))
         if len(events) == 0:
             return events
@@ -226,6 +237,10 @@ class Delivery:
             raise
         except Exception as error:
             raise ProcessorError(f"a processor failed: {reason(error)}") from error
+        if ledger.dead:
+            dead = ledger.dead[0]
+            # Nothing is dropped in silence; a job with a dead letter queue does not get here.
+            raise ProcessorError(f"{dead.error}; there is no dead letter queue to put it in")
         positions = result.position
         if result is not events and len(result) > 1:
             falls = pc.less(positions.slice(1), positions.slice(0, len(positions) - 1))

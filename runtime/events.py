@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from .errors import DfcError
 from .kernels.jsontext import extract
+from .ledger import Ledger
 
 EVENT_COLUMNS: dict[str, pa.DataType] = {
     "position": pa.string(),
@@ -147,7 +148,7 @@ class Routing:
 class Events:
     """Wraps a record batch; every method gives new Events and leaves this one as it is."""
 
-    __slots__ = ("_parsed", "batch", "pipeline", "replaced", "tenant")
+    __slots__ = ("_parsed", "batch", "ledger", "pipeline", "replaced", "tenant")
 
     def __init__(
         self,
@@ -156,8 +157,10 @@ class Events:
         pipeline: str,
         tenant: str | None = None,
         replaced: frozenset[str] = frozenset(),
+        ledger: Ledger | None = None,
     ) -> None:
         self.batch = batch
+        self.ledger = Ledger() if ledger is None else ledger  # one for all Events made of these
         self.pipeline = pipeline
         self.tenant = tenant or None
         self.replaced = replaced  # columns that a processor has put in place of the reader's
@@ -228,15 +231,16 @@ class Events:
                 batch = batch.append_column(name, value)
             else:
                 batch = batch.set_column(index, name, value)
+        return self._with(batch, self.replaced | columns.keys())
+
+    def _with(self, batch: pa.RecordBatch, replaced: frozenset[str] | None = None) -> Events:
         return Events(
             batch,
             pipeline=self.pipeline,
             tenant=self.tenant,
-            replaced=self.replaced | columns.keys(),
+            replaced=self.replaced if replaced is None else replaced,
+            ledger=self.ledger,
         )
-
-    def _with(self, batch: pa.RecordBatch) -> Events:
-        return Events(batch, pipeline=self.pipeline, tenant=self.tenant, replaced=self.replaced)
 
     # --- columns by name ---------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Progress:
         self.ts_ms: int | None = None
         self._began = time.monotonic()
         self._marks: list[tuple[float, int]] = [(self._began, 0)]
+        self.counts: dict[tuple[str, str], int] = {}  # (processor, what it did) -> events
         self._blocked: dict[str, str] = {}
         self._lag_ms: int | None = None
 
@@ -44,6 +45,10 @@ class Progress:
             self._marks.pop(0)
         if events:
             self.moved()
+
+    def counted(self, counts: dict[tuple[str, str], int]) -> None:
+        for key, number in counts.items():
+            self.counts[key] = self.counts.get(key, 0) + number
 
     def blocked(self, reasons: dict[str, str]) -> None:
         """Said once for each change of reason, not for each attempt."""
@@ -68,6 +73,8 @@ class Progress:
             events=self.events,
             bytes=self.bytes,
             seconds=round(seconds, 1),
+            processors={" ".join(key): number for key, number in sorted(self.counts.items())}
+            or None,
             **about,
         )
 

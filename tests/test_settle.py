@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from dfc_runtime import commit
 from dfc_runtime.commit import CommitPolicy, Settle, Stopped
 from dfc_runtime.deliver import standing_of
-from dfc_runtime.errors import ConfigError
+from dfc_runtime.errors import ConfigError, ProcessorError
+from dfc_runtime.ledger import Ledger
 from dfc_runtime.positions import Positions
 
 
@@ -33,6 +35,13 @@ class Reporter:
 
     def output(self, text: str) -> None:
         self.news.append(("output", text))
+
+    def say(self, level: str, what: str, **about: Any) -> None:
+        self.news.append((level, what, about))
+
+    def counted(self, counts: dict[tuple[str, str], int]) -> None:
+        if counts:
+            self.news.append(("counted", counts))
 
 
 class Epoch:
@@ -60,6 +69,7 @@ def ack(sink: str, position: str, error: str | None = None, events: int = 1) -> 
         "output": None,
         "error": error,
         "lasting": error is not None and "no destination" in error,
+        "ledger": None,
     }
 
 
@@ -147,3 +157,32 @@ def test_the_tasks_are_told_what_was_counted() -> None:
         one(Told([ack("a", end), ack("", end)]), 0)
     one(Told([ack("a", "09"), ack("", "")]), 0)
     assert told == [("",), ("05",), ("09",), ("09",)]
+
+
+def test_what_processors_say_comes_at_once_and_what_they_count_when_it_is_settled() -> None:
+    ledger = Ledger()
+    ledger.say("warning", "a field is dropped", script="s")
+    ledger.count("flat", "collisions", pa.array(["01", "02"]))
+    source = {**ack("", "03"), "ledger": ledger.text()}
+    one = settle("archive")
+    again = [{**ack("archive", ""), "error": "away"}, source]
+    one(Epoch(again, [ack("archive", "03"), source]), 1)
+    told = [news for news in one.reporter.news if news[0] in ("warning", "counted")]  # type: ignore[attr-defined]
+    line = ("warning", "a field is dropped", {"script": "s"})
+    assert told == [line, line, ("counted", {("flat", "collisions"): 2})]
+
+
+def test_a_processor_that_fails_ends_the_job_and_keeps_what_was_committed() -> None:
+    """What was read up to the failure is not delivered, so no sink may be taken to stand there."""
+    one = settle("archive")
+    rows = [ack("archive", "02"), ack("", "09", "script `s`, line 3: TypeError")]
+    with pytest.raises(ProcessorError, match="line 3: TypeError"):
+        one(Epoch(rows), 1)
+    assert one.positions.of("archive") == ("02",)
+
+
+def test_events_that_come_again_are_counted_once() -> None:
+    ledger = Ledger(counted="02")
+    ledger.count("outbox", "non_insert", pa.array(["01", "02", "03"]))
+    assert ledger.counts == {("outbox", "non_insert"): 1}
+    assert Ledger().text() is None
