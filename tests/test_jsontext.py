@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dfc_runtime.kernels import jsontext
+from dfc_runtime.kernels.jit import WORTH_COMPILING, Kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,10 +62,11 @@ def test_kernel_and_scanner_agree(
     documents: list[str | None], path: tuple[str, ...], skip: int
 ) -> None:
     column = pa.array(documents, pa.string()).slice(min(skip, len(documents)))
-    expected = jsontext.extract_python(column, path)
-    found = jsontext.extract_buffers(column, path)
-    found.validate(full=True)
-    assert found.to_pylist() == expected.to_pylist()
+    expected = jsontext.values_python(column, path)
+    found = jsontext.values_buffers(column, path)
+    found.text.validate(full=True)
+    assert found.text.to_pylist() == expected.text.to_pylist()
+    assert found.kind.tolist() == expected.kind.tolist()
 
 
 @given(VALUES, PATHS)
@@ -74,19 +76,19 @@ def test_scanner_agrees_with_the_json_module(value: Any, path: tuple[str, ...]) 
     parsed = json.loads(document)
     for name in path:
         parsed = parsed.get(name) if isinstance(parsed, dict) else None
-    found = jsontext.value_at(document, path)
+    found, kind = jsontext.value_at(document, path)
     if parsed is None:
-        assert found is None
+        assert found is None and kind in (jsontext.MISSING, jsontext.NULL)
     elif isinstance(parsed, str):
-        assert found == parsed
+        assert found == parsed and kind == jsontext.STRING
     else:
-        assert found is not None and json.loads(found) == parsed
+        assert found is not None and json.loads(found) == parsed and kind == ord(found[0])
 
 
 def both(document: str, *path: str) -> str | None:
     column = pa.array([document])
-    one = jsontext.extract_python(column, path)[0].as_py()
-    other = jsontext.extract_buffers(column, path)[0].as_py()
+    one = jsontext.values_python(column, path).text[0].as_py()
+    other = jsontext.values_buffers(column, path).text[0].as_py()
     assert one == other
     return one  # type: ignore[no-any-return]
 
@@ -121,20 +123,43 @@ def test_escapes() -> None:
 
 
 def test_compiled_kernel_agrees() -> None:
-    kernel = jsontext.compiled()
+    kernel = jsontext.KERNEL.compiled()
     assert kernel is not None, "numba is among the packages that the tests install"
     documents = [f'{{"id":{i},"n":{{"x":"v\\u00e9 {i}"}},"z":[{{"id":9}}]}}' for i in range(500)]
     documents += [None, "{}"]
     column = pa.array(documents, pa.string())
     for path in [("id",), ("n", "x"), ("n",), ("z",), ("none",)]:
-        found = jsontext.extract_buffers(column, path, kernel)
-        assert found.equals(jsontext.extract_python(column, path))
+        found = jsontext.values_buffers(column, path, kernel)
+        expected = jsontext.values_python(column, path)
+        assert found.text.equals(expected.text)
+        assert found.kind.tolist() == expected.kind.tolist()
+
+
+def test_null_and_missing_differ_in_kind() -> None:
+    column = pa.array(['{"a":null}', "{}", None, '{"a":-1}', '{"a":""}', '{"a":{}}', '{"a":[]}'])
+    for found in (jsontext.values_python, jsontext.values_buffers):
+        assert bytes(found(column, ("a",)).kind) == b'n\0\0-"{['
+
+
+def test_depth_is_no_matter() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    document = f'{{"a":{deep},"b":1}}'
+    assert jsontext.value_at(document, ("b",)) == ("1", ord("1"))
+    assert jsontext.value_at(document, ("a",)) == (deep, jsontext.LIST)
+    found = jsontext.values_buffers(pa.array([document]), ("b",), jsontext.KERNEL.compiled())
+    assert found.text.to_pylist() == ["1"]
 
 
 def test_switched_off_compiler_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFC_JIT", "0")
-    monkeypatch.setattr(jsontext, "_kernel", None)
-    monkeypatch.setattr(jsontext, "_kernel_failed", False)
-    monkeypatch.setattr(jsontext, "_seen", jsontext.WORTH_COMPILING)
+    kernel = Kernel(jsontext.scan_rows, *jsontext.KERNEL._helpers)
+    kernel.seen = WORTH_COMPILING
+    monkeypatch.setattr(jsontext, "KERNEL", kernel)
     assert jsontext.extract(pa.array(['{"a":1}']), ("a",)).to_pylist() == ["1"]
-    assert jsontext.compiled() is None
+    assert kernel.compiled() is None
+
+
+def test_few_rows_are_not_worth_compiling() -> None:
+    kernel = Kernel(jsontext.scan_rows, *jsontext.KERNEL._helpers)
+    assert kernel.after(WORTH_COMPILING - 1) is None
+    assert kernel.after(1) is not None

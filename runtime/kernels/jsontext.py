@@ -5,95 +5,76 @@ The result is what a template inserts: strings unescaped, any other value as its
 Of duplicate keys the last one counts, as for JSON.parse and json.loads. An escaped half of a
 surrogate pair, which has no UTF-8 form, becomes U+FFFD.
 
-Two ways that agree: a scanner in Python, and a kernel over the Arrow buffers, compiled by numba.
-The kernel is used once this process has seen enough rows to be worth the compiler's time.
+Two ways that agree: a scanner in Python, and a kernel over the Arrow buffers (see jit.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-WORTH_COMPILING = 50_000  # rows; about a fifth of a second of the Python way
+from .jit import Kernel
 
-_space = re.compile(r"[ \t\n\r]*").match
+# What a value begins with tells what it is; a digit or a minus begins a number.
+MISSING, STRING, NULL, TRUE, FALSE, OBJECT, LIST = 0, *b'"ntf{['
+
+_space = re.compile(r"[\0-\x20]*").match
+_scalar = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\0-\x20,\]}]*', re.DOTALL).match
+_marks = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL).finditer
 _lone = re.compile("[\ud800-\udfff]")
 _decoder: Any = json.JSONDecoder(strict=False)
-_scan = _decoder.scan_once
 _string = _decoder.parse_string
 
-_seen = 0
-_kernel: Callable[..., int] | None = None
-_kernel_failed = False
+
+class Values(NamedTuple):
+    """One value of each row, as template text and by the first byte of its JSON text."""
+
+    text: pa.Array
+    kind: np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def extract(texts: pa.Array, path: tuple[str, ...]) -> pa.Array:
     """String column with the value at `path` of each JSON text."""
-    global _seen
+    return values(texts, path).text
+
+
+def values(texts: pa.Array, path: tuple[str, ...]) -> Values:
+    """The same, with the kind of each value: a string and a number may read alike."""
     if texts.null_count == len(texts):
-        return pa.nulls(len(texts), pa.string())
-    _seen += len(texts)
-    kernel = compiled() if _kernel is not None or _seen >= WORTH_COMPILING else None
-    return extract_python(texts, path) if kernel is None else extract_buffers(texts, path, kernel)
-
-
-def compiled() -> Callable[..., int] | None:
-    """The kernel, compiled at the first call; None where numba is missing or switched off."""
-    global _kernel, _kernel_failed
-    if _kernel is None and not _kernel_failed:
-        try:
-            if os.environ.get("DFC_JIT") == "0":
-                raise ImportError
-            _kernel = _compile(cache=True)
-        except ImportError:
-            _kernel_failed = True
-        except RuntimeError:  # no place for the cache, as inside a zip: compile for this run only
-            _kernel = _compile(cache=False)
-    return _kernel
-
-
-def _compile(cache: bool) -> Callable[..., int]:
-    import numba
-
-    jit: Any = numba.njit(cache=cache, nogil=True)
-    # The kernel calls its helper by a global name, which must be the compiled one here and the
-    # plain one when the kernel runs as Python.
-    names = {**globals(), "unescape": jit(unescape)}
-    return jit(types.FunctionType(scan_rows.__code__, names, "scan_rows"))
+        return Values(pa.nulls(len(texts), pa.string()), np.zeros(len(texts), np.uint8))
+    kernel = KERNEL.after(len(texts))
+    return values_python(texts, path) if kernel is None else values_buffers(texts, path, kernel)
 
 
 # --- Python ----------------------------------------------------------------------------------
 
 
-def extract_python(texts: pa.Array, path: tuple[str, ...]) -> pa.Array:
-    return pa.array(
-        [None if text is None else value_at(text, path) for text in texts.to_pylist()], pa.string()
+def values_python(texts: pa.Array, path: tuple[str, ...]) -> Values:
+    found = [(None, MISSING) if t is None else value_at(t, path) for t in texts.to_pylist()]
+    return Values(
+        pa.array([text for text, _ in found], pa.string()),
+        np.array([kind for _, kind in found], np.uint8),
     )
 
 
-def value_at(text: str, path: tuple[str, ...]) -> str | None:
-    """The value at `path` of one JSON text, as template text."""
+def value_at(text: str, path: tuple[str, ...]) -> tuple[str | None, int]:
+    """The value at `path` of one JSON text, as template text, and its kind."""
     at = _space(text, 0).end()  # type: ignore[union-attr]
     for name in path:
         if text[at : at + 1] != "{":
-            return None
+            return None, MISSING
         at = _member(text, at + 1, name)
         if at < 0:
-            return None
-    if text[at] == '"':
-        value: str = _string(text, at + 1, False)[0]
-        return _lone.sub("\ufffd", value)
-    if text[at] == "n":
-        return None
-    end: int = _scan(text, at)[1]
-    return text[at:end]
+            return None, MISSING
+    kind = ord(text[at])
+    if kind == STRING:
+        return _lone.sub("\ufffd", _string(text, at + 1, False)[0]), kind
+    return (None if kind == NULL else text[at : end_of(text, at)]), kind
 
 
 def _member(text: str, at: int, name: str) -> int:
@@ -106,43 +87,117 @@ def _member(text: str, at: int, name: str) -> int:
         at = _space(text, at).end()  # type: ignore[union-attr]
         if key == name:
             found = at
-        at = _space(text, _scan(text, at)[1]).end()  # type: ignore[union-attr]
+        at = _space(text, end_of(text, at)).end()  # type: ignore[union-attr]
         if text[at] == ",":
             at = _space(text, at + 1).end()  # type: ignore[union-attr]
     return found
 
 
+def end_of(text: str, at: int) -> int:
+    """Where the value that begins at `at` ends; however deep it is, without recursion."""
+    if text[at] not in "{[":
+        return _scalar(text, at).end()  # type: ignore[union-attr]
+    depth = 0
+    for mark in _marks(text, at):
+        c = text[mark.start()]
+        if c in "{[":
+            depth += 1
+        elif c != '"':
+            depth -= 1
+            if depth == 0:
+                return mark.end()
+    return len(text)
+
+
 # --- kernel ----------------------------------------------------------------------------------
 
 
-def extract_buffers(
-    texts: pa.Array, path: tuple[str, ...], kernel: Callable[..., int] | None = None
-) -> pa.Array:
+def values_buffers(
+    texts: pa.Array, path: tuple[str, ...], kernel: Callable[..., Any] | None = None
+) -> Values:
     """The same by `scan_rows`, which is the compiled kernel or, in tests, the plain function."""
     rows = len(texts)
-    valid_bits, offset_buffer, data_buffer = texts.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset : texts.offset + rows + 1]
-    data = np.frombuffer(data_buffer or b"", np.uint8)
-    valid = np.ones(rows, np.uint8)
-    if valid_bits is not None and texts.null_count:
-        valid = texts.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False)
+    data, offsets, valid = buffers(texts)
     names = [name.encode() for name in path]
     name_data = np.frombuffer(b"".join(names) or b"\0", np.uint8)
     name_ends = np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
     # Unescaped text is never longer than the text it came from, so this is always enough.
     out = np.empty(int(offsets[-1] - offsets[0]) + 8, np.uint8)
     ends = np.zeros(rows + 1, np.int32)
-    present = np.zeros(rows, np.uint8)
+    kind = np.zeros(rows, np.uint8)
     run = scan_rows if kernel is None else kernel
-    used = run(data, offsets, valid, name_data, name_ends, out, ends, present)
+    used = run(data, offsets, valid, name_data, name_ends, out, ends, kind)
+    present = (kind != MISSING) & (kind != NULL)
+    return Values(strings(out[:used].copy(), ends, present), kind)
+
+
+def buffers(texts: pa.Array) -> tuple[Any, Any, Any]:
+    """A string column as arrays: its bytes, where each row ends in them, which rows are there."""
+    rows = len(texts)
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset : texts.offset + rows + 1]
+    valid = np.ones(rows, np.uint8)
+    if texts.null_count:
+        valid = texts.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False)
+    return np.frombuffer(data_buffer or b"", np.uint8), offsets, valid
+
+
+def strings(data: Any, ends: Any, present: Any) -> pa.Array:
+    """The way back: a string column of these bytes."""
     bits = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.StringArray.from_buffers(
-        rows, pa.py_buffer(ends), pa.py_buffer(out[:used].copy()), bits
-    )
+    return pa.StringArray.from_buffers(len(present), pa.py_buffer(ends), pa.py_buffer(data), bits)
 
 
-def unescape(data: Any, at: int, end: int, out: Any, used: int) -> int:
-    """Writes the string content data[at:end] without its escapes to out[used:]; the new end."""
+def skip_space(data: Any, at: int, stop: int) -> int:
+    while at < stop and data[at] <= 32:
+        at += 1
+    return at
+
+
+def skip_string(data: Any, at: int, stop: int) -> int:
+    """Behind the closing quote of the string whose content begins at `at`."""
+    while at < stop:
+        c = data[at]
+        if c == 34:
+            return at + 1
+        if c == 92:
+            at += 1
+        at += 1
+    return stop
+
+
+def skip_value(data: Any, at: int, stop: int) -> int:
+    """Behind the value that begins at `at`."""
+    c = data[at]
+    if c == 34:
+        return skip_string(data, at + 1, stop)
+    if c != 123 and c != 91:
+        while at < stop:
+            c = data[at]
+            if c == 44 or c == 125 or c == 93 or c <= 32:
+                return at
+            at += 1
+        return stop
+    depth = 0
+    while at < stop:
+        c = data[at]
+        at += 1
+        if c == 34:
+            at = skip_string(data, at, stop)
+        elif c == 123 or c == 91:
+            depth += 1
+        elif c == 125 or c == 93:
+            depth -= 1
+            if depth == 0:
+                return at
+    return stop
+
+
+def unescape(data: Any, at: int, end: int, out: Any, used: int, exact: bool) -> int:
+    """Writes the string content data[at:end] without its escapes to out[used:]; the new end.
+
+    `exact` keeps lone halves of surrogate pairs apart, for comparing; that is no UTF-8.
+    """
     while at < end:
         c = int(data[at])
         if c != 92 or at + 1 >= end:
@@ -179,7 +234,7 @@ def unescape(data: Any, at: int, end: int, out: Any, used: int) -> int:
             if 0xDC00 <= low < 0xE000:
                 code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
                 at += 6
-        if 0xD800 <= code < 0xE000:
+        if not exact and 0xD800 <= code < 0xE000:
             code = 0xFFFD
         if code < 0x80:
             out[used] = code
@@ -210,7 +265,7 @@ def scan_rows(
     name_ends: Any,
     out: Any,
     ends: Any,
-    present: Any,
+    kinds: Any,
 ) -> int:
     """Finds the path in every row and writes its value to `out`; the number of bytes written."""
     used = 0
@@ -218,10 +273,8 @@ def scan_rows(
         ends[row] = used
         if valid[row] == 0:
             continue
-        at = int(offsets[row])
         stop = int(offsets[row + 1])
-        while at < stop and data[at] <= 32:
-            at += 1
+        at = skip_space(data, int(offsets[row]), stop)
         end = stop
         found = True
         for level in range(len(name_ends) - 1):
@@ -238,11 +291,14 @@ def scan_rows(
                     q += 1
                 if q >= stop or data[q] != 34:
                     break
-                q += 1
-                key = q
+                key = q + 1
                 escaped = False
-                while q < stop and data[q] != 34:
-                    if data[q] == 92:
+                q = key
+                while q < stop:
+                    c = data[q]
+                    if c == 34:
+                        break
+                    if c == 92:
                         escaped = True
                         q += 1
                     q += 1
@@ -250,38 +306,14 @@ def scan_rows(
                 q += 1
                 while q < stop and (data[q] <= 32 or data[q] == 58):
                     q += 1
+                if q >= stop:
+                    break
                 begin = q
-                depth = 0
-                while q < stop:
-                    c = data[q]
-                    if c == 34:
-                        q += 1
-                        while q < stop and data[q] != 34:
-                            if data[q] == 92:
-                                q += 1
-                            q += 1
-                        q += 1
-                        if depth == 0:
-                            break
-                    elif c == 123 or c == 91:
-                        depth += 1
-                        q += 1
-                    elif c == 125 or c == 93:
-                        if depth == 0:
-                            break
-                        depth -= 1
-                        q += 1
-                        if depth == 0:
-                            break
-                    elif depth == 0 and (c == 44 or c <= 32):
-                        break
-                    else:
-                        q += 1
-                q = min(q, stop)
+                q = skip_value(data, q, stop)
                 if escaped:
                     # Free space behind what is written serves as scratch: the key is part of a
                     # row whose bytes are all still to come.
-                    length = unescape(data, key, key_end, out, used) - used
+                    length = unescape(data, key, key_end, out, used, False) - used
                     same = length == size
                     i = 0
                     while same and i < size:
@@ -301,14 +333,19 @@ def scan_rows(
                 break
             at = value_at
             end = value_end
-        if not found or at >= end or data[at] == 110:
+        if not found or at >= end:
             continue
-        present[row] = 1
+        kinds[row] = data[at]
+        if data[at] == 110:
+            continue
         if data[at] == 34:
-            used = unescape(data, at + 1, end - 1, out, used)
+            used = unescape(data, at + 1, end - 1, out, used, False)
         else:
             for i in range(at, end):
                 out[used] = data[i]
                 used += 1
     ends[len(valid)] = used
     return used
+
+
+KERNEL = Kernel(scan_rows, skip_space, skip_string, skip_value, unescape)
