@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from .jit import WORTH_COMPILING as WORTH_COMPILING
 from .jit import Kernel
 
 # What a value begins with tells what it is; a digit or a minus begins a number.
@@ -193,7 +194,7 @@ def skip_value(data: Any, at: int, stop: int) -> int:
     return stop
 
 
-def unescape(data: Any, at: int, end: int, out: Any, used: int, exact: bool) -> int:
+def unescape(data: Any, at: int, end: int, out: Any, used: int, exact: bool = False) -> int:
     """Writes the string content data[at:end] without its escapes to out[used:]; the new end.
 
     `exact` keeps lone halves of surrogate pairs apart, for comparing; that is no UTF-8.
@@ -313,7 +314,7 @@ def scan_rows(
                 if escaped:
                     # Free space behind what is written serves as scratch: the key is part of a
                     # row whose bytes are all still to come.
-                    length = unescape(data, key, key_end, out, used, False) - used
+                    length = unescape(data, key, key_end, out, used) - used
                     same = length == size
                     i = 0
                     while same and i < size:
@@ -339,7 +340,7 @@ def scan_rows(
         if data[at] == 110:
             continue
         if data[at] == 34:
-            used = unescape(data, at + 1, end - 1, out, used, False)
+            used = unescape(data, at + 1, end - 1, out, used)
         else:
             for i in range(at, end):
                 out[used] = data[i]
