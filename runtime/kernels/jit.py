@@ -51,7 +51,7 @@ class Kernel:
         # plain ones when it runs as Python.
         names = dict(self.plain.__globals__)
         for function in (*self._helpers, self.plain):
-            code, name = function.__code__, function.__name__
-            names[name] = jit(types.FunctionType(code, names, name))
+            name, defaults = function.__name__, function.__defaults__
+            names[name] = jit(types.FunctionType(function.__code__, names, name, defaults))
         compiled: Callable[..., Any] = names[self.plain.__name__]
         return compiled
