@@ -231,22 +231,11 @@ class Delivery:
         events = events.slice(_behind(events.position, lowest), len(events))
         if len(events) == 0:
             return events
-        try:
-            result = self.process(events)
-        except DfcError:
-            raise
-        except Exception as error:
-            raise ProcessorError(f"a processor failed: {reason(error)}") from error
+        result = through(self.process, events)
         if ledger.dead:
             dead = ledger.dead[0]
             # Nothing is dropped in silence; a job with a dead letter queue does not get here.
             raise ProcessorError(f"{dead.error}; there is no dead letter queue to put it in")
-        positions = result.position
-        if result is not events and len(result) > 1:
-            falls = pc.less(positions.slice(1), positions.slice(0, len(positions) - 1))
-            if falls.true_count:
-                # Units are found by position, so events go back to the order of the log.
-                result = result.take(pc.sort_indices(positions))
         return result
 
     def in_plan(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -261,6 +250,23 @@ class Delivery:
             return self.run(unpacked(batches), context.partitionId(), standing)
 
         return deliver
+
+
+def through(process: Process, events: Events) -> Events:
+    """The events through the processors, in log order."""
+    try:
+        result = process(events)
+    except DfcError:
+        raise
+    except Exception as error:
+        raise ProcessorError(f"a processor failed: {reason(error)}") from error
+    positions = result.position
+    if result is not events and len(result) > 1:
+        falls = pc.less(positions.slice(1), positions.slice(0, len(positions) - 1))
+        if falls.true_count:
+            # Units are found by position, so events go back to the order of the log.
+            result = result.take(pc.sort_indices(positions))
+    return result
 
 
 def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
