@@ -22,17 +22,19 @@ from .commit import CommitPolicy, Settle
 from .deliver import Delivery, Process
 from .env import Env
 from .errors import ConfigError, DfcError, MissingEnv
-from .events import Events
+from .events import EVENT_COLUMNS, Events
 from .failure import failure_line
 from .features import check_all, check_needs
 from .positions import Positions
 from .progress import progress_for
+from .record import Recording, record_sink
 from .scratch import Scratch
 from .sinks import DryRunSink, Lane, Sink
 from .storage import SqliteStorage, Storage
 from .watch import Watch
 
 _FAILED, _USAGE = 1, 2
+_OF_SOURCES = ("dfc_", "turso_")  # needs of a job that have to do with its source
 
 
 class Source(Protocol):
@@ -77,13 +79,19 @@ class Job:
         self._own_spark = False
         self._storage: SqliteStorage | None = None
         self._positions: Positions | None = None
+        self._start = ""
         self._settle: Settle | None = None
         try:
-            self.env = Env.require(env)
+            # A recording connects to the source alone, whose reader looks for its own variables.
+            self.env = Env.stand_in(env, os.environ) if self.args.record else Env.require(env)
             chosen = Storage.parse(self.args.storage) if self.args.storage else storage or Storage()
             self._storage_spec = dataclasses.replace(chosen, path=self.env.fill(chosen.path))
             self.sinks = tuple(sinks(self.env))
-            if self.args.dry_run:
+            self._standing = tuple(sink.id for sink in self.sinks), lanes
+            if self.args.record:
+                self._become_recording()
+                needs = [name for name in needs if name.startswith(_OF_SOURCES)]
+            elif self.args.dry_run:
                 self.sinks = tuple(DryRunSink(sink) for sink in self.sinks)
             check_all(
                 (
@@ -121,15 +129,22 @@ class Job:
         assert scratch is not None, "session() comes first"
         try:
             self._positions = self._load_positions(source.id)
+            self._start = self._positions.start
+            if self.args.record:
+                self._positions = Positions(
+                    None, self.name, source.id, [sink.id for sink in self.sinks], self.lanes
+                )
         except (DfcError, OSError) as error:
             self._fail(error)
         local = str(self._spark.sparkContext.master).startswith("local")
         ticks = [sink.tick_secs for sink in self.sinks if sink.tick_secs > 0]
+        carried = {"columns": " ".join(EVENT_COLUMNS)} if self.args.record else {}
         return {
             **source.options(),
+            **carried,
             "pipeline": self.name,
             "tenant": self.tenant or "",
-            "start": self._positions.start,
+            "start": self._start,
             "storage": self._storage.path if self._storage is not None else "",
             "folder": str(scratch.segments),
             "carry": "file" if local else "inline",
@@ -147,15 +162,17 @@ class Job:
         self, process: Process | None = None
     ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """The function for mapInArrow."""
-        delivery = Delivery(
-            self.name, self.tenant, self.lanes, process or _unchanged, self.sinks, self.batch
-        )
+        if process is None or self.args.record:
+            process = _unchanged
+        delivery = Delivery(self.name, self.tenant, self.lanes, process, self.sinks, self.batch)
         return delivery.in_plan()
 
     def settle(self, policy: CommitPolicy) -> Callable[[Any, int], None]:
         """The function for foreachBatch."""
         assert self._positions is not None, "options() comes first"
         ids = tuple(sink.id for sink in self.sinks)
+        if self.args.record:
+            policy = CommitPolicy.required(*ids)
         assert self._scratch is not None
         self._settle = Settle(
             policy, self._positions, ids, self.progress, self._stop, self._scratch.ceiling
@@ -168,7 +185,7 @@ class Job:
         trigger = {"availableNow": True} if self.args.once else {"processingTime": "0 seconds"}
         self.progress.started(
             sinks=[sink.id for sink in self.sinks],
-            start=self._positions.start if self._positions is not None else "",
+            start=self._start,
             once=self.args.once or None,
             dry_run=self.args.dry_run or None,
         )
@@ -199,7 +216,18 @@ class Job:
         left_behind = sorted(self._settle.away)
         # First, because Spark's client may complain about a Java that has gone: the last word is ours.
         self._leave()
-        self.progress.stopped(left_behind=left_behind or None)
+        try:
+            self.progress.stopped(left_behind=left_behind or None)
+        except OSError as error:  # a recording that cannot be written
+            self._fail(error)
+        if isinstance(self.progress, Recording) and not self.progress.lines:
+            sys.exit(_FAILED)
+
+    def _become_recording(self) -> None:
+        """The same start as a dry run's, but one sink that takes the events as the source has them."""
+        self.progress = Recording(self.name, self.args.record, self.args.record_to, self.stop)
+        self.sinks = (record_sink(),)
+        self.lanes = 1  # in the order of the log
 
     # --- stopping ----------------------------------------------------------------------------
 
@@ -260,14 +288,14 @@ class Job:
         spec = self._storage_spec
         if spec.backend == "memory":
             spec = Storage("sqlite", str(self._scratch.path / "state.db"))
-        ids = [sink.id for sink in self.sinks]
+        ids, lanes = self._standing
         if not self.args.dry_run:
             self._storage = spec.open()
-            return Positions(self._storage, self.name, source_id, ids, self.lanes)
+            return Positions(self._storage, self.name, source_id, ids, lanes)
         # A dry run begins where the sinks stand, and leaves no trace.
         known = spec.open() if os.path.exists(spec.path) else None
         try:
-            return Positions(known, self.name, source_id, ids, self.lanes, keep=False)
+            return Positions(known, self.name, source_id, ids, lanes, keep=False)
         finally:
             if known is not None:
                 known.close()
@@ -294,6 +322,14 @@ def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="print what the sinks would get; send and keep nothing",
     )
+    parser.add_argument(
+        "--record",
+        type=int,
+        default=0,
+        metavar="N",
+        help="write the next N events to --record-to and stop; send and keep nothing",
+    )
+    parser.add_argument("--record-to", metavar="FILE", help="where --record puts them, a line each")
     parser.add_argument("--master", help="Spark master (default: local[*])")
     parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's"
@@ -301,6 +337,9 @@ def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--storage", metavar="sqlite:PATH|memory", help="where positions are kept")
     parser.add_argument("--verbose", action="store_true", help="tracebacks and Spark's warnings")
     args = parser.parse_args(argv)
+    if args.record < 0 or bool(args.record) != bool(args.record_to):
+        parser.error("--record N and --record-to FILE go together")
+    args.dry_run = args.dry_run or args.record > 0
     for item in args.conf:
         if "=" not in item.lstrip("="):
             parser.error(f"--conf takes KEY=VALUE, not {item!r}")
