@@ -124,27 +124,92 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from importlib.util import find_spec
-
     plans = _plans(arguments)
     if len(plans) != 1:
         raise UsageError(f"`dfc run` takes one pipeline, not {len(plans)}")
+    _start(arguments, *plans[0])
+
+
+def _start(arguments: argparse.Namespace, spec: Spec, plan: Plan, *flags: str) -> NoReturn:
+    from importlib.util import find_spec
+
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         raise UsageError(
             "running a job needs Spark: install dfc with its `run` extra, as in pip install '.[run]'"
         )
-    spec, plan = plans[0]
     job = Path(".dfc") / f"{plan.name}.job.py"
     _write(job, emit_job(plan, spec))
-    flags = [flag for flag in ("--once", "--dry-run", "--verbose") if _given(arguments, flag)]
+    words = [flag for flag in ("--once", "--dry-run", "--verbose") if _given(arguments, flag)]
     for name in ("master", "storage"):
         if value := getattr(arguments, name):
-            flags += [f"--{name}", value]
+            words += [f"--{name}", value]
     for setting in arguments.conf:
-        flags += ["--conf", setting]
+        words += ["--conf", setting]
     sys.stdout.flush()
     # The job takes this process over, so that signals and the exit code are its own.
-    os.execv(sys.executable, [sys.executable, str(job), *flags])
+    os.execv(sys.executable, [sys.executable, str(job), *words, *flags])
+
+
+def _test(arguments: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+    from subprocess import run
+
+    if "-" in arguments.specs:
+        raise UsageError("`dfc test` reads fixtures next to a spec: give a file or a folder")
+    if arguments.record is not None:
+        return _record(arguments)
+    given = [
+        flag for flag in ("--once", "--master", "--storage", "--conf") if _given(arguments, flag)
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)}: only for --record, a replay starts no Spark")
+    plans = _plans(arguments)
+    if find_spec("pyarrow") is None or find_spec("dfc_runtime") is None:
+        raise UsageError(
+            "a replay needs the runtime: install dfc with its `run` extra, as in pip install '.[run]'"
+        )
+    named = {os.path.realpath(path) for path in arguments.specs if not Path(path).is_dir()}
+    cases = []
+    folders: dict[str, str] = {}
+    for spec, plan in plans:
+        folder = str(_fixtures(spec))
+        if folder in folders:
+            raise UsageError(
+                f"{folders[folder]} and {spec.file} have one folder of fixtures: {folder}"
+            )
+        folders[folder] = spec.file
+        cases.append(
+            {
+                "spec": spec.file,
+                "folder": folder,
+                "name": plan.name,
+                "tenant": plan.tenant,
+                "job": emit_job(plan, spec),
+                "journal": plan.journal.enabled,
+                "named": arguments.require_all or os.path.realpath(spec.file) in named,
+            }
+        )
+    manifest = {"update": arguments.update, "verbose": arguments.verbose, "cases": cases}
+    sys.stdout.flush()
+    # A process of its own: the compiler knows nothing of the runtime. -P keeps the modules of
+    # whatever folder this is called in out of it.
+    command = [sys.executable, "-P", "-m", "dfc_runtime.replay"]
+    return run(command, input=json.dumps(manifest).encode()).returncode
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    plans = _plans(arguments)
+    if len(plans) != 1:
+        raise UsageError(f"--record takes one pipeline, not {len(plans)}")
+    target = _fixtures(plans[0][0]) / "events.jsonl"
+    if target.exists() and not arguments.update:
+        raise UsageError(f"{target} is there already; --update writes it anew")
+    _start(arguments, *plans[0], "--record", str(arguments.record), "--record-to", str(target))
+
+
+def _fixtures(spec: Spec) -> Path:
+    """The folder next to a spec that `dfc test` keeps its fixtures in."""
+    return Path(spec.file).with_suffix(".test")
 
 
 def _diff(arguments: argparse.Namespace) -> int:
@@ -335,19 +400,48 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="write nothing; exit 1 if PATH is not up to date"
     )
 
+    def job_flags(sub: argparse._ActionsContainer) -> None:
+        sub.add_argument("--once", action="store_true", help="drain what is there and stop")
+        sub.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+        sub.add_argument(
+            "--conf", action="append", default=[], metavar="K=V", help="a Spark setting; repeatable"
+        )
+        sub.add_argument(
+            "--storage",
+            metavar="WHERE",
+            help="sqlite:PATH or memory, instead of the spec's `storage`",
+        )
+
     sub = command("run", _run, "compile a spec and run it on Spark", "one")
-    sub.add_argument("--once", action="store_true", help="drain what is there and stop")
     sub.add_argument(
         "--dry-run", action="store_true", help="print what each sink would get; send nothing"
     )
-    sub.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
-    sub.add_argument(
-        "--conf", action="append", default=[], metavar="K=V", help="a Spark setting; repeatable"
-    )
-    sub.add_argument(
-        "--storage", metavar="WHERE", help="sqlite:PATH or memory, instead of the spec's `storage`"
-    )
+    job_flags(sub)
     sub.add_argument("--verbose", action="store_true", help="whole tracebacks and Spark's warnings")
+
+    sub = command("test", _test, "replay recorded events and compare what each sink gets", "many")
+    sub.description = (
+        "Replays the events in SPEC's folder, orders.test/events.jsonl for orders.yaml, through its "
+        "processors, routing and envelopes, and compares what each sink would get with "
+        "orders.test/expected/. Nothing is connected to. docs/testing.md says more."
+    )
+    sub.add_argument(
+        "--update", action="store_true", help="write what comes out as what is expected"
+    )
+    sub.add_argument(
+        "--require-all", action="store_true", help="in folders too, a spec without events fails"
+    )
+    sub.add_argument(
+        "--verbose", action="store_true", help="log lines of processors, and whole tracebacks"
+    )
+    live = sub.add_argument_group("recording", "events for one spec, from its live source")
+    live.add_argument(
+        "--record",
+        type=_count,
+        metavar="N",
+        help="write the next N events; sends and keeps nothing",
+    )
+    job_flags(live)
 
     command("schema", _schema, "print the JSON Schema of the pipeline language")
 
@@ -361,8 +455,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"not a number above 0: {text}")
+    return int(text)
+
+
 def _given(arguments: argparse.Namespace, flag: str) -> bool:
-    return bool(getattr(arguments, flag.lstrip("-").replace("-", "_")))
+    return bool(getattr(arguments, flag.lstrip("-").replace("-", "_"), False))
 
 
 if __name__ == "__main__":

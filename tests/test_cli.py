@@ -17,7 +17,7 @@ from dfc.compiler.parse import MAX_BYTES
 from .places import SCHEMA
 from .specs import KAFKA, MYSQL, NATS, POSTGRES, REDIS, SCRIPT, TURSO, Json, having, spec, to_yaml
 
-COMMANDS = ["validate", "plan", "compile", "run", "schema", "diff", "version"]
+COMMANDS = ["validate", "plan", "compile", "run", "test", "schema", "diff", "version"]
 SECRET = having(REDIS, uri="redis://:hunter2@cache")
 
 
@@ -88,7 +88,7 @@ def test_every_command_explains_itself(dfc: Dfc, command: str) -> None:
         [],
         ["frobnicate"],
         ["--frobnicate"],
-        *([command] for command in ("validate", "plan", "compile", "run", "diff")),
+        *([command] for command in ("validate", "plan", "compile", "run", "test", "diff")),
         ["validate", "--frobnicate", "a.yaml"],
         ["plan", "--json", "--mermaid", "a.yaml"],
         ["compile", "-o"],
