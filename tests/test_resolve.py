@@ -685,6 +685,8 @@ def test_what_a_source_never_fills_is_not_carried() -> None:
 
 def test_mysql_carries_a_schema_only_to_mark_outbox_rows() -> None:
     assert "schema" in columns(CONSOLE, source=OUTBOX_SOURCE, processors=[SCRIPT])
+    assert "schema" in columns(CONSOLE, source=OUTBOX_SOURCE, processors=[{"type": "outbox"}])
+    assert "schema" not in columns(CONSOLE, source=OUTBOX_SOURCE)
     carried = columns(CONSOLE, source=MYSQL, processors=[SCRIPT])
     assert set(ALL) - set(carried) == {"schema"}
 

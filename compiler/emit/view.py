@@ -292,7 +292,7 @@ class _Builder:
         kwargs = list(_shown(processor, "id tables"))
         for name, route in (("topic", processor.topic), ("key", processor.key)):
             if route:
-                column = join_parts(route.parts, row_column, self.imports, missing="")
+                column = join_parts(route.parts, row_column, self.imports)
                 kwargs.append((name, f"lambda row: {column}"))
         if processor.default_topic:
             kwargs.append(("default_topic", _env_text(processor.default_topic)))

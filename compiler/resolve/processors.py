@@ -258,6 +258,12 @@ def _outbox(section: Section, ident: str, source: Source, diagnostics: Diagnosti
             )
     columns = section.section("columns")
     topic, key = section.opt_written("topic"), section.opt_written("key")
+    strict = section.flag("strict")
+    reads: tuple[str, ...] = ("op", "after", "source.schema")  # the schema is an outbox's mark
+    if section.strs("tables"):
+        reads += ("source.db", "source.table")
+    if strict:
+        reads += ("event_id",)  # an error names the event
     return Outbox(
         id=ident,
         tables=section.strs("tables"),
@@ -267,7 +273,7 @@ def _outbox(section: Section, ident: str, source: Source, diagnostics: Diagnosti
         key=row_route(key) if key else None,
         additional_headers=section.pairs("additional_headers"),
         raw_payload=section.flag("raw_payload"),
-        strict=section.flag("strict"),
-        reads=("op", "before", "after", "source"),
+        strict=strict,
+        reads=reads,
         span=section.span,
     )

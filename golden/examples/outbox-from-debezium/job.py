@@ -15,7 +15,7 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db table primary_key before after source transaction "
+    "position tx_end op ts_ms db schema table primary_key before after source transaction "
     "event_id schema_version schema_sequence ddl"
 )
 
@@ -37,8 +37,8 @@ def process(events: Events) -> Events:
     events = outbox(
         events,
         id="outbox",
-        topic=lambda row: join(row["aggregatetype"], ".", row["type"], missing=""),
-        key=lambda row: join(row["aggregateid"], missing=""),
+        topic=lambda row: join(row["aggregatetype"], ".", row["type"]),
+        key=lambda row: row["aggregateid"],
         columns={
             "aggregate_type": "aggregatetype",
             "aggregate_id": "aggregateid",

@@ -15,7 +15,7 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db table primary_key before after source transaction "
+    "position tx_end op ts_ms db schema table primary_key before after source transaction "
     "event_id schema_version schema_sequence ddl"
 )
 
@@ -38,7 +38,7 @@ def process(events: Events) -> Events:
         events,
         id="order-events",
         tables=("orders_outbox",),
-        topic=lambda row: join("orders.", row["event_type"], missing=""),
+        topic=lambda row: join("orders.", row["event_type"]),
         raw_payload=True,
     )
     # 2. outbox `payment-events`: outbox-multi-channel.yaml:30
@@ -46,7 +46,7 @@ def process(events: Events) -> Events:
         events,
         id="payment-events",
         tables=("payments_outbox",),
-        topic=lambda row: join("payments.", row["event_type"], missing=""),
+        topic=lambda row: join("payments.", row["event_type"]),
         columns={"payload": "data"},
         raw_payload=True,
     )

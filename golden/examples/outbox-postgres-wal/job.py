@@ -15,7 +15,7 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db table primary_key before after source transaction "
+    "position tx_end op ts_ms db schema table primary_key before after source transaction "
     "event_id schema_version schema_sequence ddl"
 )
 
@@ -42,7 +42,7 @@ def process(events: Events) -> Events:
     events = outbox(
         events,
         id="outbox",
-        topic=lambda row: join(row["aggregate_type"], ".", row["event_type"], missing=""),
+        topic=lambda row: join(row["aggregate_type"], ".", row["event_type"]),
         default_topic="events.unrouted",
         raw_payload=True,
     )

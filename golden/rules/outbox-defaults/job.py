@@ -15,7 +15,7 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db table primary_key before after source transaction "
+    "position tx_end op ts_ms db schema table primary_key before after source transaction "
     "event_id schema_version schema_sequence ddl"
 )
 

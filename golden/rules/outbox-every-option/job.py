@@ -15,7 +15,7 @@ BATCH = Batch(
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
 COLUMNS = (
-    "position tx_end op ts_ms db table primary_key before after source transaction "
+    "position tx_end op ts_ms db schema table primary_key before after source transaction "
     "event_id schema_version schema_sequence ddl"
 )
 
@@ -39,14 +39,9 @@ def process(events: Events, env: Env) -> Events:
         id="events",
         tables=("outbox",),
         topic=lambda row: join(
-            env.fill("${PREFIX:-app}"),
-            ".",
-            row["aggregate_type"],
-            ".",
-            row["event_type"],
-            missing="",
+            env.fill("${PREFIX:-app}"), ".", row["aggregate_type"], ".", row["event_type"]
         ),
-        key=lambda row: join(row["aggregate_id"], missing=""),
+        key=lambda row: row["aggregate_id"],
         default_topic=env.fill("${PREFIX:-app}.unrouted"),
         columns={
             "payload": "data",
