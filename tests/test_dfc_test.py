@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 from dfc.compiler.cli import main
-from dfc_runtime import Env, Events, Messages
+from dfc_runtime import Env, Events, Job, Messages
 from dfc_runtime.errors import ProcessorError
 from dfc_runtime.ledger import DeadLetter
+from dfc_runtime.record import Recording
 from dfc_runtime.replay import Case, Replay, _show, check, replay
-from dfc_runtime.sinks import ConsoleSink
+from dfc_runtime.sinks import ConsoleSink, KafkaSink
 from dfc_runtime.sources import TursoSource
 
 from .specs import (
@@ -409,6 +411,50 @@ def test_record_starts_the_job_and_names_the_file(
         ".dfc/orders.job.py", "--once", "--conf", "a=b",
         "--record", "5", "--record-to", "orders.test/events.jsonl",
     ]  # fmt: skip
+
+
+def test_a_recording_takes_as_many_as_wanted_and_asks_to_stop_once(tmp_path: Path) -> None:
+    stops: list[int] = []
+    said = io.StringIO()
+    path = tmp_path / "new" / "events.jsonl"
+    recording = Recording("shop", 3, str(path), lambda: stops.append(1), said)
+    recording.output("a\nb")
+    recording.say("info", "started")
+    recording.say("warning", "slow", secs=3)
+    assert not stops
+    for text in ("c\nd", "e"):
+        recording.output(text)
+    assert stops == [1] and not path.exists()
+    recording.stopped()
+    assert path.read_text() == "a\nb\nc\n"
+    assert said.getvalue() == (
+        "shop: 2 of 3 events\nshop: warning: slow: secs 3\nshop: 3 of 3 events\n"
+        f"shop: wrote 3 events to {path}: real rows, so read it before you commit it\n"
+    )
+
+
+def test_a_recording_that_is_cut_short_keeps_what_has_come(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    recording = Recording("shop", 3, str(path), lambda: None, io.StringIO())
+    recording.stopped()
+    assert not path.exists(), "no events are no fixtures"
+    recording.output("a")
+    recording.stopped()
+    assert path.read_text() == "a\n"
+
+
+def test_a_recording_needs_no_sink_and_only_its_source(tmp_path: Path) -> None:
+    def sinks(env: Env) -> tuple[KafkaSink, ...]:
+        return (KafkaSink("bus", lambda e: Messages(value=""), brokers=env["NO_SUCH_BROKERS"]),)
+
+    record = ["--record", "2", "--record-to", str(tmp_path / "x")]
+    options: Any = {"sinks": sinks, "env": ("NO_SUCH_BROKERS",), "lanes": 4}
+    made = Job("a", needs=("dfc_turso", "schema_sensing"), argv=record, **options)
+    assert [sink.id for sink in made.sinks] == ["record"] and made.lanes == 1
+    for argv in (record[:2], record[2:], ["--record", "-1", *record[2:]]):
+        with pytest.raises(SystemExit) as exit:
+            Job("a", argv=argv, **options)
+        assert exit.value.code == 2
 
 
 @pytest.mark.spark
