@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,15 @@ _ROWS: tuple[tuple[str, dict[str, Any] | None, dict[str, Any] | None], ...] = (
     ("r", None, {"id": 2, "kind": "", "total": None}),
     ("t", None, None),
 )
+# A message under all the names that the golden pipelines give its columns.
+_MESSAGE = {
+    "id": 5,
+    **dict.fromkeys(("aggregate_type", "aggregatetype", "type"), "Order"),
+    **dict.fromkeys(("aggregate_id", "aggregateid", "key"), 42),
+    **dict.fromkeys(("event_type", "action"), "OrderCreated"),
+    **{name: {"total": 1.5, "lines": [{"sku": "a"}]} for name in ("payload", "data")},
+    **dict.fromkeys(("trace_id", "traceid"), "abc-123"),
+}
 _CONNECTORS = {"mysql": "mysql", "postgres": "postgresql", "turso": "turso"}
 
 
@@ -66,12 +76,38 @@ def _row(kind: str, pipeline: str, n: int) -> dict[str, Any]:
     }
 
 
+def _outbox_row(kind: str, pipeline: str, n: int, table: str, op: str) -> dict[str, Any]:
+    source = _source_block(kind, pipeline, n) | {"schema": "__outbox", "table": table}
+    image = json.dumps(_MESSAGE, separators=(",", ":"))
+    return _row(kind, pipeline, n) | {
+        "op": op,
+        "schema": "__outbox",
+        "table": table,
+        "before": None if op == "c" else image,
+        "after": image,
+        "source": json.dumps(source, separators=(",", ":")),
+        "ddl": None,
+    }
+
+
 def fixture_events(
-    kind: str, columns: str = "", pipeline: str = "shop", tenant: str = "acme", rows: int = 12
+    kind: str,
+    columns: str = "",
+    pipeline: str = "shop",
+    tenant: str = "acme",
+    rows: int = 12,
+    outbox: Iterable[str] = (),
 ) -> Events:
-    """Events of a `mysql`, `postgres` or `turso` source, with the given columns or all of them."""
+    """Events of a `mysql`, `postgres` or `turso` source, with the given columns or all of them.
+
+    For each of the patterns `outbox` there come an insert and an update of a marked row.
+    """
     names = columns.split() or list(EVENT_COLUMNS)
     made = [_row(kind, pipeline, n) for n in range(rows)]
+    for pattern in outbox:
+        table = pattern.rpartition(".")[2].replace("*", "orders").replace("%", "orders")
+        for op in "cu":
+            made.append(_outbox_row(kind, pipeline, len(made), table, op))
     schema = arrow_schema(names)
     batch = pa.RecordBatch.from_pylist(
         [{name: row[name] for name in schema.names} for row in made], schema=schema

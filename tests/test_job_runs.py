@@ -36,19 +36,27 @@ NATIVE_KEYS = [
 ]
 CLOUD_KEYS = ["specversion", "id", "source", "type", "time", "datacontenttype", "subject", "data"]
 SUFFIX = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
-NOT_BUILT = {"javascript", "flatten", "outbox"}
+NOT_BUILT = {"javascript", "flatten"}
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def load(case: Case) -> tuple[ModuleType, dict[str, Any], Events]:
+def load(case: Case, outbox: bool = False) -> tuple[ModuleType, dict[str, Any], Events]:
     path = case.folder / "job.py"
     spec = importlib.util.spec_from_file_location(f"job_{case.name.replace('-', '_')}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     plan = json.loads((case.folder / "plan.json").read_text("utf-8"))
-    events = fixture_events(plan["source"]["kind"], module.COLUMNS, plan["name"], plan["tenant"])
+    source = plan["source"]
+    marked = source.get("outbox_tables") or source.get("outbox_prefixes") or ()
+    events = fixture_events(
+        source["kind"],
+        module.COLUMNS,
+        plan["name"],
+        plan["tenant"],
+        outbox=marked if outbox else (),
+    )
     return module, plan, events
 
 
@@ -63,7 +71,7 @@ def texts(messages: Messages, name: str, rows: int) -> list[Any]:
 
 @by_name
 def test_processors_run_or_say_that_they_come_later(case: Case) -> None:
-    module, plan, events = load(case)
+    module, plan, events = load(case, outbox=True)
     kinds = {step["kind"] for one in plan["passes"] for step in one["steps"]}
     takes_env = "env" in inspect.signature(module.process).parameters
     rest = (environment(module),) if takes_env else ()
@@ -208,6 +216,27 @@ def test_filter_keeps_what_the_example_says() -> None:
     # Totals are texts here ("19.90"), and a text is not compared with a number.
     assert kept.op.to_pylist() == ["u"] * 2
     assert set(kept.op.to_pylist()) <= {"c", "u"}
+
+
+def outboxes() -> list[Case]:
+    return [c for c in CASES if "import outbox\n" in (c.folder / "job.py").read_text("utf-8")]
+
+
+@pytest.mark.parametrize("case", outboxes(), ids=lambda case: case.name)
+def test_outbox_jobs_send_each_message_once_and_lose_its_mark(case: Case) -> None:
+    module, plan, events = load(case, outbox=True)
+    takes_env = "env" in inspect.signature(module.process).parameters
+    result = module.process(events, *((environment(module),) if takes_env else ()))
+    assert len(result) == len(events) - 1, "the update of an outbox row is no message"
+    steps = [step for one in plan["passes"] for step in one["steps"]]
+    assert json.loads(result.routing.headers[len(result) - 1].as_py())["df-aggregate-id"] == "42"
+    (sink,) = module.sinks(environment(module))
+    messages = sink.messages(result)
+    value = json.loads(texts(messages, "value", len(result))[-1])
+    body = value if steps[0]["raw_payload"] else value.get("payload", value)["after"]
+    assert body == {"total": 1.5, "lines": [{"sku": "a"}]}
+    assert "__outbox" not in "".join(texts(messages, "value", len(result)))
+    assert texts(messages, "key", len(result))[-1] == "42"
 
 
 def test_a_job_that_reads_what_it_does_not_carry_fails_at_once_and_names_it() -> None:

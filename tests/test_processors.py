@@ -15,7 +15,6 @@ from dfc_runtime.processors import (
     flatten,
     javascript,
     op_in,
-    outbox,
     table_in,
 )
 
@@ -150,6 +149,6 @@ def test_combining() -> None:
 
 def test_what_is_not_built_says_so() -> None:
     e = events({})
-    for call in (lambda: javascript(e, Script("s", "x")), lambda: flatten(e), lambda: outbox(e)):
+    for call in (lambda: javascript(e, Script("s", "x")), lambda: flatten(e)):
         with pytest.raises(Unavailable, match="not built yet"):
             call()

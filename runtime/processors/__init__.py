@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .fields import Field, all_of, any_of, field, op_in, table_in
-from .unbuilt import Script, flatten, javascript, outbox
+from .outbox import outbox
+from .unbuilt import Script, flatten, javascript
 
 __all__ = [
     "Field",

@@ -29,7 +29,3 @@ def javascript(events: Events, *scripts: Script, **settings: Any) -> NoReturn:
 
 def flatten(events: Events, **settings: Any) -> NoReturn:
     raise Unavailable("the flatten processor is not built yet")
-
-
-def outbox(events: Events, **settings: Any) -> NoReturn:
-    raise Unavailable("the outbox processor is not built yet")
