@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .errors import ConfigError, DfcError, Unavailable
 
-BUILT = frozenset({"dfc_turso", "filter", "outbox"})
+BUILT = frozenset({"dfc_turso", "filter", "flatten", "outbox"})
 _LATER = {
     "dfc_mysql": "the mysql source",
     "dfc_postgres": "the postgres source",
     "turso_native": "`cdc_mode: native`",
     "turso_remote": "reading remote Turso databases",
     "javascript": "the javascript processor",
-    "flatten": "the flatten processor",
     "journal": "the dead letter queue (`journal`)",
     "schema_sensing": "`schema_sensing`",
     "sink_batch_deadline_secs": "`sink_batch_deadline_secs`",

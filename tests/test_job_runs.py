@@ -36,7 +36,7 @@ NATIVE_KEYS = [
 ]
 CLOUD_KEYS = ["specversion", "id", "source", "type", "time", "datacontenttype", "subject", "data"]
 SUFFIX = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
-NOT_BUILT = {"javascript", "flatten"}
+NOT_BUILT = {"javascript"}
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -5,15 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from dfc_runtime.errors import Unavailable
 from dfc_runtime.events import Events
 from dfc_runtime.processors import (
-    Script,
     all_of,
     any_of,
     field,
-    flatten,
-    javascript,
     op_in,
     table_in,
 )
@@ -145,10 +141,3 @@ def test_combining() -> None:
     a, b = pa.array([True, True, False]), pa.array([True, False, False])
     assert all_of(a, b).to_pylist() == [True, False, False]
     assert any_of(a, b).to_pylist() == [True, True, False]
-
-
-def test_what_is_not_built_says_so() -> None:
-    e = events({})
-    for call in (lambda: javascript(e, Script("s", "x")), lambda: flatten(e)):
-        with pytest.raises(Unavailable, match="not built yet"):
-            call()

@@ -137,10 +137,14 @@ def buffers(texts: pa.Array) -> tuple[Any, Any, Any]:
     rows = len(texts)
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset : texts.offset + rows + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)
     valid = np.ones(rows, np.uint8)
     if texts.null_count:
         valid = texts.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False)
-    return np.frombuffer(data_buffer or b"", np.uint8), offsets, valid
+    for array in (data, offsets, valid):
+        # Some are and some are not; numba would compile a kernel for each combination.
+        array.flags.writeable = False
+    return data, offsets, valid
 
 
 def strings(data: Any, ends: Any, present: Any) -> pa.Array:
@@ -149,8 +153,20 @@ def strings(data: Any, ends: Any, present: Any) -> pa.Array:
     return pa.StringArray.from_buffers(len(present), pa.py_buffer(ends), pa.py_buffer(data), bits)
 
 
+# An index that may be negative is checked at every step, and keeps a loop from being compiled to
+# wide moves; an unsigned one is not.
+u = np.uint64
+
+
+def copy(data: Any, at: int, end: int, out: Any, used: int) -> int:
+    """Puts data[at:end] to out[used:]; the new end."""
+    for i in range(end - at):
+        out[u(used + i)] = data[u(at + i)]
+    return used + end - at
+
+
 def skip_space(data: Any, at: int, stop: int) -> int:
-    while at < stop and data[at] <= 32:
+    while at < stop and data[u(at)] <= 32:
         at += 1
     return at
 
@@ -158,7 +174,7 @@ def skip_space(data: Any, at: int, stop: int) -> int:
 def skip_string(data: Any, at: int, stop: int) -> int:
     """Behind the closing quote of the string whose content begins at `at`."""
     while at < stop:
-        c = data[at]
+        c = data[u(at)]
         if c == 34:
             return at + 1
         if c == 92:
@@ -169,19 +185,19 @@ def skip_string(data: Any, at: int, stop: int) -> int:
 
 def skip_value(data: Any, at: int, stop: int) -> int:
     """Behind the value that begins at `at`."""
-    c = data[at]
+    c = data[u(at)]
     if c == 34:
         return skip_string(data, at + 1, stop)
     if c != 123 and c != 91:
         while at < stop:
-            c = data[at]
+            c = data[u(at)]
             if c == 44 or c == 125 or c == 93 or c <= 32:
                 return at
             at += 1
         return stop
     depth = 0
     while at < stop:
-        c = data[at]
+        c = data[u(at)]
         at += 1
         if c == 34:
             at = skip_string(data, at, stop)
@@ -288,7 +304,7 @@ def scan_rows(
             value_end = -1
             q = at + 1
             while True:
-                while q < stop and (data[q] <= 32 or data[q] == 44):
+                while q < stop and (data[u(q)] <= 32 or data[u(q)] == 44):
                     q += 1
                 if q >= stop or data[q] != 34:
                     break
@@ -296,7 +312,7 @@ def scan_rows(
                 escaped = False
                 q = key
                 while q < stop:
-                    c = data[q]
+                    c = data[u(q)]
                     if c == 34:
                         break
                     if c == 92:
@@ -305,7 +321,7 @@ def scan_rows(
                     q += 1
                 key_end = min(q, stop)
                 q += 1
-                while q < stop and (data[q] <= 32 or data[q] == 58):
+                while q < stop and (data[u(q)] <= 32 or data[u(q)] == 58):
                     q += 1
                 if q >= stop:
                     break
@@ -342,11 +358,9 @@ def scan_rows(
         if data[at] == 34:
             used = unescape(data, at + 1, end - 1, out, used)
         else:
-            for i in range(at, end):
-                out[used] = data[i]
-                used += 1
+            used = copy(data, at, end, out, used)
     ends[len(valid)] = used
     return used
 
 
-KERNEL = Kernel(scan_rows, skip_space, skip_string, skip_value, unescape)
+KERNEL = Kernel(scan_rows, copy, skip_space, skip_string, skip_value, unescape)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .fields import Field, all_of, any_of, field, op_in, table_in
+from .flatten import flatten
 from .outbox import outbox
-from .unbuilt import Script, flatten, javascript
+from .unbuilt import Script, javascript
 
 __all__ = [
     "Field",

@@ -25,7 +25,3 @@ class Script:
 
 def javascript(events: Events, *scripts: Script, **settings: Any) -> NoReturn:
     raise Unavailable("the javascript processor is not built yet")
-
-
-def flatten(events: Events, **settings: Any) -> NoReturn:
-    raise Unavailable("the flatten processor is not built yet")
