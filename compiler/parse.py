@@ -29,6 +29,13 @@ class Scalar:
     raw: str = ""  # as written, without quotes
     exact: bool = False  # one line and no escapes: column + n is where raw[n] stands
     default: bool = False  # not written by the user
+    block: Span | None = None  # of a `|` block: where its first line begins; the rest lies below
+
+    def place(self, line: int, col: int) -> Span | None:
+        """Where a line and column of the text stand in the file; None when that cannot be told."""
+        if self.block is not None:
+            return Span(self.span.file, self.block.line + line - 1, self.block.col + col - 1)
+        return self.span.right(col - 1) if self.exact and line == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,7 @@ class _Builder:
     def __init__(self, text: str, file: str, diagnostics: Diagnostics) -> None:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
+        self.lines = text.splitlines()
         self.file = file
         self.diagnostics = diagnostics
         self.anchors: dict[str, Node | None] = {}  # None: still being built, so an alias is a loop
@@ -267,9 +275,22 @@ class _Builder:
         if event.tag not in (None, "!"):
             self.tag(event, span, "tag:yaml.org,2002:str")
             return Scalar(text, at, text, exact)
+        if event.style == "|":
+            return Scalar(text, at, text, block=self.block(event, text))
         if event.style or event.tag == "!":
             return Scalar(text, at, text, exact)
         return Scalar(_plain(text), at, text, exact)
+
+    def block(self, event: Any, text: str) -> Span | None:
+        """Where the text of a literal block begins: below its `|`, behind the indentation."""
+        first = event.start_mark.line + 1
+        for number, line in enumerate(text.split("\n")):
+            if line.strip() and first + number < len(self.lines):
+                written = self.lines[first + number]
+                if written.endswith(line):
+                    return Span(self.file, first + 1, len(written) - len(line) + 1)
+                break
+        return None
 
     def tag(self, event: Any, span: Span, allowed: str) -> None:
         if event.tag not in (None, "!", allowed):

@@ -73,6 +73,11 @@ class Section:
         value = self.values[key]
         return None if isinstance(value, Scalar) and value.value is None else self.string(key)
 
+    def place(self, key: str, line: int, col: int) -> Span | None:
+        """Where a line and column of a text stand; None when only the text's own place is known."""
+        value = self.values[key]
+        return value.place(line, col) if isinstance(value, Scalar) else None
+
     def integer(self, key: str) -> int:
         value = self.opt_integer(key)
         assert value is not None, key

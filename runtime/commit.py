@@ -90,6 +90,7 @@ class Settle:
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
         self.stuck: set[str] = set()  # those whose failure will not go away by itself
         self.busy = False
+        self._said: set[str] = set()  # warnings that come once
         self._settled = ""  # end of the furthest epoch: what comes again is not counted again
         self.stopped = False  # gave up an epoch because a stop was asked for
 
@@ -151,7 +152,7 @@ class Settle:
         counts: dict[tuple[str, str], int] = {}
         for row in rows:
             if row["sink"] == SOURCE_ROW and row["ledger"]:
-                for key, number in read(row["ledger"], self.reporter.say).items():
+                for key, number in read(row["ledger"], self.reporter.say, self._said).items():
                     counts[key] = counts.get(key, 0) + number
         for row in rows:
             if row["sink"] == SOURCE_ROW and row["error"] is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import DfcError
-from .kernels.jsontext import extract
+from .kernels.jsontext import Values, extract, values
 from .ledger import Ledger
 
 EVENT_COLUMNS: dict[str, pa.DataType] = {
@@ -148,7 +147,7 @@ class Routing:
 class Events:
     """Wraps a record batch; every method gives new Events and leaves this one as it is."""
 
-    __slots__ = ("_parsed", "batch", "ledger", "pipeline", "replaced", "tenant")
+    __slots__ = ("_values", "batch", "ledger", "pipeline", "replaced", "tenant")
 
     def __init__(
         self,
@@ -164,7 +163,7 @@ class Events:
         self.pipeline = pipeline
         self.tenant = tenant or None
         self.replaced = replaced  # columns that a processor has put in place of the reader's
-        self._parsed: dict[str, list[Any]] = {}
+        self._values: dict[tuple[str, tuple[str, ...]], Values] = {}
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -186,25 +185,27 @@ class Events:
         index = self.batch.schema.get_field_index(name)
         return self.batch.column(index) if index >= 0 else pa.nulls(len(self), MADE_COLUMNS[name])
 
-    def parsed(self, name: str) -> list[Any]:
-        """A column of JSON texts as Python values; each text is read once, whoever asks."""
-        rows = self._parsed.get(name)
-        if rows is None:
-            rows = [None if t is None else parse_json(t) for t in self.column(name).to_pylist()]
-            self._parsed[name] = rows
-        return rows
+    def values(self, name: str, path: tuple[str, ...]) -> Values:
+        """What a column of JSON texts has at a path; it is looked up once, whoever asks."""
+        found = self._values.get((name, path))
+        if found is None:
+            found = self._values[name, path] = values(self.column(name), path)
+        return found
 
-    def where(self, *masks: Any) -> Events:
-        """The events for which every mask holds; a null in a mask counts as false."""
+    def where(self, *masks: Any, id: str | None = None) -> Events:
+        """The events for which every mask holds; a null in a mask counts as false.
+
+        `id` is the processor under whose name the others are counted as dropped.
+        """
         keep = None
         for mask in masks:
             keep = mask if keep is None else pc.and_kleene(keep, mask)
         if keep is None:
             return self
         kept = self._with(self.batch.filter(keep))
-        if self._parsed:
-            flags = pc.fill_null(keep, False).to_pylist()
-            kept._parsed = {n: list(compress(rows, flags)) for n, rows in self._parsed.items()}
+        if id is not None and len(kept) < len(self) and self.has("position"):
+            dropped = pc.invert(pc.fill_null(keep, False))
+            self.ledger.count(id, "dropped", self.position.filter(dropped))
         return kept
 
     def slice(self, start: int, stop: int) -> Events:
@@ -214,6 +215,21 @@ class Events:
 
     def take(self, rows: Any) -> Events:
         return self._with(self.batch.take(rows))
+
+    def then(self, *others: Events) -> Events:
+        """These events and, behind them, others that were made of the same."""
+        if not others:
+            return self
+        names = dict.fromkeys(name for part in (self, *others) for name in part.batch.schema.names)
+        columns = {}
+        for name in names:
+            parts = [
+                part.column(name) if name in EVENT_COLUMNS else part.made(name)
+                for part in (self, *others)
+            ]
+            columns[name] = pa.concat_arrays(parts)
+        replaced = self.replaced.union(*(other.replaced for other in others))
+        return self._with(pa.record_batch(columns), replaced)
 
     def with_columns(self, **columns: Any) -> Events:
         """These columns in place of, or beside, the present ones; a str or None fills a column."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from .errors import ConfigError, DfcError, Unavailable
+from .scripts.sandbox import check_engine
 
-BUILT = frozenset({"dfc_turso", "filter", "flatten", "outbox"})
+BUILT = frozenset({"dfc_turso", "filter", "flatten", "outbox", "javascript", "javascript_v8"})
 _LATER = {
     "dfc_mysql": "the mysql source",
     "dfc_postgres": "the postgres source",
     "turso_native": "`cdc_mode: native`",
     "turso_remote": "reading remote Turso databases",
-    "javascript": "the javascript processor",
     "journal": "the dead letter queue (`journal`)",
     "schema_sensing": "`schema_sensing`",
     "sink_batch_deadline_secs": "`sink_batch_deadline_secs`",
@@ -20,8 +21,20 @@ _LATER = {
 }
 
 
+_ENGINES = {"javascript": "quickjs", "javascript_v8": "v8"}
+
+
 def check_needs(needs: Sequence[str]) -> None:
     """Refuses a job that asks for more than there is, naming all of it."""
+    check_all(
+        [
+            lambda: _check_built(needs),
+            *(partial(check_engine, _ENGINES[n]) for n in needs if n in _ENGINES),
+        ]
+    )
+
+
+def _check_built(needs: Sequence[str]) -> None:
     problems = []
     unknown = [name for name in needs if name not in BUILT and name not in _LATER]
     if unknown:

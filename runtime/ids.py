@@ -82,8 +82,11 @@ def message(lineage: Lineage, position: str, ordinal: int) -> str:
 
 def synthetic(parent: str, processor_digest: str, ordinal: int) -> str:
     """An event that a processor made out of `parent`."""
-    kind, digest = parse(parent)
-    head = bytes([_CLASSES[kind]]) + digest
+    try:
+        kind, digest = parse(parent)
+        head = bytes([_CLASSES[kind]]) + digest
+    except ValueError:  # an id of somebody else's making, as in a fixture
+        head = b"\0" + hashlib.sha256(parent.encode()).digest()[:16]
     return _id("syn", head + _text(processor_digest) + struct.pack(">I", ordinal))
 
 

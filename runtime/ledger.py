@@ -56,6 +56,10 @@ class Ledger:
         else:
             self._left_out += 1
 
+    def warn_once(self, what: str, **about: Any) -> None:
+        """A warning that the log shows once in a run, however often and wherever it comes up."""
+        self.say("warning", what, once=True, **about)
+
     def text(self) -> str | None:
         """Counts and lines as JSON, for the way to the driver; None when there is nothing."""
         lines = list(self.lines)
@@ -69,9 +73,14 @@ class Ledger:
         return json.dumps({"counts": counts, "lines": lines}, ensure_ascii=False)
 
 
-def read(text: str, say: Callable[..., None]) -> dict[tuple[str, str], int]:
-    """Says the lines of a ledger's text, and returns its counts."""
+def read(text: str, say: Callable[..., None], said: set[str]) -> dict[tuple[str, str], int]:
+    """Says the lines of a ledger's text, and returns its counts; `said` grows by what comes once."""
     ledger = json.loads(text)
     for line in ledger["lines"]:
+        if line.pop("once", False):
+            key = json.dumps(line)
+            if key in said:
+                continue
+            said.add(key)
         say(line.pop("level"), line.pop("what"), **line)
     return {(processor, what): number for processor, what, number in ledger["counts"]}

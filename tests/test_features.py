@@ -14,9 +14,9 @@ from .goldens import CASES
 
 def test_all_that_is_missing_is_named_at_once() -> None:
     with pytest.raises(Unavailable) as refused:
-        features.check_needs(("dfc_mysql", "filter", "javascript", "journal"))
+        features.check_needs(("dfc_mysql", "filter", "schema_sensing", "journal"))
     assert str(refused.value) == (
-        "the mysql source and the javascript processor and the dead letter queue (`journal`) "
+        "the mysql source and `schema_sensing` and the dead letter queue (`journal`) "
         "are not built yet"
     )
 
@@ -53,8 +53,8 @@ def test_what_is_built_passes() -> None:
 def test_a_newer_compiler_is_recognised() -> None:
     with pytest.raises(Unavailable, match="compiled by a newer dfc"):
         features.check_needs(("dfc_oracle",))
-    with pytest.raises(Unavailable, match="newer dfc; the javascript processor is not built"):
-        features.check_needs(("dfc_oracle", "javascript"))
+    with pytest.raises(Unavailable, match="newer dfc; `schema_sensing` is not built"):
+        features.check_needs(("dfc_oracle", "schema_sensing"))
 
 
 def test_every_need_of_every_golden_is_known() -> None:

@@ -225,7 +225,7 @@ class _Builder:
             self.imports.use("dfc_runtime.processors", "javascript")
             self.imports.use("dfc_runtime.processors", "Script")
             what = " + ".join(f"`{py_comment(s.id)}`" for s in step.steps)
-            call = Call("javascript", ("events", *scripts))
+            call = Call("javascript", ("events", *scripts), (("batch", "BATCH"),))
             return [StepView(f"javascript {what}: {_at(step.steps[0].span)}", str(call))]
         views = []
         for processor in step.steps:
@@ -430,7 +430,10 @@ def _needs(plan: Plan) -> tuple[str, ...]:
         wanted["turso_native"] = plan.source.cdc_mode == "native"
         wanted["turso_remote"] = is_remote(plan.source.url)
     for step in (s for p in plan.passes for s in p.steps):
-        wanted[kind_of(step)] = not isinstance(step, Filter)
+        if isinstance(step, JavaScript) and step.engine == "v8":
+            wanted["javascript_v8"] = True
+        else:
+            wanted[kind_of(step)] = not isinstance(step, Filter)
     wanted["journal"] = plan.journal.enabled
     wanted["schema_sensing"] = plan.schema_sensing.enabled
     wanted["sink_batch_deadline_secs"] = plan.sink_batch_deadline_secs is not None

@@ -24,6 +24,7 @@ from ..plan import (
 from ..spec import Section
 from .patterns import captures
 from .routing import row_route
+from .scripts import check_script
 
 _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
 _NO_VALUE = ("exists", "not_exists", "changed")
@@ -100,6 +101,7 @@ def _javascript(
             f"processor {quote(ident)} sends failures to the dead letter queue, which is off",
             "set `journal.enabled: true`, or use `on_error: fail`",
         )
+    check_script(section, ident, diagnostics)
     return JavaScript(
         id=ident,
         script=section.string("inline"),

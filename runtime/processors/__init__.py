@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..scripts.sandbox import Script
 from .fields import Field, all_of, any_of, field, op_in, table_in
 from .flatten import flatten
+from .javascript import javascript
 from .outbox import outbox
-from .unbuilt import Script, javascript
 
 __all__ = [
     "Field",

@@ -1,25 +1,29 @@
 """Masks of the filter processor: by operation, by table, and by what a row holds.
 
 Numbers compare as 64-bit floats (an integer beyond their range exactly), texts by their bytes; a
-JSON null counts as missing.
+JSON null counts as missing. Values are found in the text of a row and compared in whole columns; only
+what that cannot tell exactly is read as JSON, value by value.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..events import Events
+from ..events import Events, parse_json
+from ..kernels.jsontext import FALSE, LIST, MISSING, NULL, OBJECT, STRING, TRUE
 from ..patterns import selected
 
-_MISSING: Any = object()
+_ABSENT: Any = object()
 
 
 def op_in(events: Events, *ops: str) -> pa.Array:
@@ -73,48 +77,106 @@ class Field:
         self._events = events
         self._path = path
 
-    @cached_property
-    def _values(self) -> list[Any]:
-        """The field of each event; missing when it is not there or null."""
-        found = (_at(row, self._path) for row in self._events.parsed("after"))
-        return [_MISSING if value is None else value for value in found]
+    def _mask(
+        self,
+        test: Callable[[Any], bool],
+        *,
+        strings: Callable[[pa.Array], pa.Array] | None = None,
+        numbers: Callable[[_Floats], _Flags] | None = None,
+        inside: bool = False,
+        missing: bool = False,
+    ) -> pa.Array:
+        """`test` says it for one value; `strings` and `numbers` say the same of many at once.
 
-    def _mask(self, test: Callable[[Any], bool], missing: bool = False) -> pa.Array:
-        return pa.array(
-            [missing if value is _MISSING else test(value) for value in self._values], pa.bool_()
-        )
+        Without these two, all strings get the same answer, and so do all numbers. The same goes for
+        objects and lists, unless the test looks `inside` of them.
+        """
+        text, kind = self._events.values("after", self._path)
+        is_number = _number(kind)
+        result = np.full(len(kind), missing)
+        rest = (kind != MISSING) & (kind != NULL) & ~is_number
+        for constant, value in ((TRUE, True), (FALSE, False)):
+            if (kind == constant).any():
+                result[kind == constant] = test(value)
+        is_string = kind == STRING
+        if is_string.any():
+            result[is_string] = test("") if strings is None else _flags(strings(text))[is_string]
+        rest &= ~is_string & (kind != TRUE) & (kind != FALSE)
+        if not inside:
+            whole = (kind == OBJECT) | (kind == LIST)
+            if whole.any():
+                result[whole] = test([])
+            rest &= ~whole
+        if numbers is None:
+            if is_number.any():
+                result[is_number] = test(0)
+        elif is_number.any():
+            floats = _as_floats(text, is_number)
+            odd = is_number if floats is None else is_number & np.isinf(floats)
+            if floats is not None:
+                result[is_number] = numbers(floats)[is_number]
+            rest |= odd
+        if rest.any():
+            rows = np.flatnonzero(rest)
+            result[rows] = [test(parse_json(t)) for t in text.take(rows).to_pylist()]
+        return pa.array(result)
 
     def exists(self) -> pa.Array:
-        return self._mask(lambda value: True)
+        kind = self._events.values("after", self._path).kind
+        return pa.array((kind != MISSING) & (kind != NULL))
 
     def not_exists(self) -> pa.Array:
-        return self._mask(lambda value: False, missing=True)
+        return pc.invert(self.exists())
 
     def eq(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: other is not None and _same(value, other))
+        return self.is_in(other) if other is not None else self._mask(lambda value: False)
 
     def ne(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: other is not None and not _same(value, other))
+        if other is None:
+            return self._mask(lambda value: False)
+        return pc.and_(self.exists(), pc.invert(self.is_in(other)))
 
     def gt(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: _order(value, other) == 1)
+        return self._ordered(other, lambda order: order == 1, pc.greater, np.greater)
 
     def gte(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: _order(value, other) in (0, 1))
+        return self._ordered(
+            other, lambda order: order in (0, 1), pc.greater_equal, np.greater_equal
+        )
 
     def lt(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: _order(value, other) == -1)
+        return self._ordered(other, lambda order: order == -1, pc.less, np.less)
 
     def lte(self, other: Any) -> pa.Array:
-        return self._mask(lambda value: _order(value, other) in (-1, 0))
+        return self._ordered(other, lambda order: order in (-1, 0), pc.less_equal, np.less_equal)
+
+    def _ordered(
+        self,
+        other: Any,
+        holds: Callable[[int | None], bool],
+        strings: Callable[[pa.Array, str], pa.Array],
+        numbers: Callable[[_Floats, float], _Flags],
+    ) -> pa.Array:
+        return self._mask(
+            lambda value: holds(_order(value, other)),
+            strings=(lambda text: strings(text, other)) if isinstance(other, str) else None,
+            numbers=(
+                (lambda floats: numbers(floats, _float64(other))) if _is_number(other) else None
+            ),
+        )
 
     def is_in(self, *others: Any) -> pa.Array:
-        return self._mask(lambda value: any(_same(value, other) for other in others))
+        texts = [other for other in others if isinstance(other, str)]
+        floats = [_float64(other) for other in others if _is_number(other)]
+        return self._mask(
+            lambda value: any(_same(value, other) for other in others),
+            strings=(lambda text: pc.is_in(text, pa.array(texts))) if texts else None,
+            numbers=(lambda numbers: np.isin(numbers, floats)) if floats else None,
+            inside=any(isinstance(other, list | tuple | dict) for other in others),
+        )
 
     def not_in(self, *others: Any) -> pa.Array:
-        return self._mask(
-            lambda value: not any(_same(value, other) for other in others), missing=True
-        )
+        return pc.invert(self.is_in(*others))
 
     def contains(self, other: Any) -> pa.Array:
         def test(value: Any) -> bool:
@@ -122,26 +184,78 @@ class Field:
                 return isinstance(other, str) and other in value
             return isinstance(value, list) and any(_same(item, other) for item in value)
 
-        return self._mask(test)
+        strings = None
+        if isinstance(other, str):
+            strings = partial(pc.match_substring, pattern=other)
+        return self._mask(test, strings=strings, inside=True)
 
     def regex(self, pattern: str) -> pa.Array:
         """Somewhere in a text; the syntax is that of Python's `re`, as the compiler checks it."""
         search = _compiled(pattern).search
-        return self._mask(lambda value: isinstance(value, str) and search(value) is not None)
+
+        def strings(text: pa.Array) -> pa.Array:
+            # Often there are few different texts: each is searched once.
+            encoded = pc.dictionary_encode(text)
+            verdicts = [search(one) is not None for one in encoded.dictionary.to_pylist()]
+            return pa.array(verdicts, pa.bool_()).take(encoded.indices)
+
+        return self._mask(lambda value: False, strings=strings)
 
     def changed(self) -> pa.Array:
-        before, after = self._events.parsed("before"), self._events.parsed("after")
-        result = []
-        for old_row, new_row in zip(before, after, strict=True):
-            if old_row is None or new_row is None:
-                result.append(True)
-                continue
-            old, new = _at(old_row, self._path), _at(new_row, self._path)
-            if old is _MISSING or new is _MISSING:
-                result.append(old is not new)
-            else:
-                result.append(not _identical(old, new))
-        return pa.array(result, pa.bool_())
+        old, new = (self._events.values(image, self._path) for image in ("before", "after"))
+        kinds = [np.where(_number(found.kind), _NUMBER, found.kind) for found in (old, new)]
+        result = kinds[0] != kinds[1]
+        same = _flags(pc.equal(old.text, new.text))
+        strings = kinds[0] == STRING
+        result |= strings & ~same
+        # Numbers, objects and lists may be the same in other words. Strings that are alike differ
+        # after all when they hold different halves of surrogate pairs.
+        unsure = ~result & ~strings & ~same & (kinds[0] != MISSING) & (kinds[0] != NULL)
+        if (strings & same).any():
+            unsure |= strings & same & _flags(pc.match_substring(new.text, "\ufffd"))
+        images = [self._events.column(image) for image in ("before", "after")]
+        present = _flags(pc.and_(images[0].is_valid(), images[1].is_valid()))
+        rows = np.flatnonzero(unsure & present & ~strings)
+        pairs = zip(*(found.text.take(rows).to_pylist() for found in (old, new)), strict=True)
+        result[rows] = [_differ(one, other) for one, other in pairs]
+        for row in np.flatnonzero(unsure & present & strings):
+            one, other = (_at(parse_json(image[row].as_py()), self._path) for image in images)
+            result[row] = not _identical(one, other)
+        return pa.array(result | ~present)
+
+
+_Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Flags = np.ndarray[Any, np.dtype[np.bool_]]
+_NUMBER = ord("0")
+
+
+def _number(kind: Any) -> _Flags:
+    digit: _Flags = (kind >= ord("0")) & (kind <= ord("9"))
+    return digit | (kind == ord("-"))
+
+
+def _flags(mask: pa.Array) -> _Flags:
+    flags: _Flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _as_floats(text: pa.Array, is_number: _Flags) -> _Floats | None:
+    """The numbers among the texts; None when one of them is no number after all."""
+    if is_number.sum() < len(text) - text.null_count:
+        text = pc.if_else(pa.array(is_number), text, pa.scalar(None, pa.string()))
+    try:
+        floats: _Floats = pc.cast(text, pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+    return floats
+
+
+def _float64(number: int | float) -> float:
+    """For comparing with floats that are finite: whatever is beyond them all is as good."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 @lru_cache(maxsize=256)
@@ -154,7 +268,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _at(value: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         if not isinstance(value, dict) or name not in value:
-            return _MISSING
+            return _ABSENT
         value = value[name]
     return value
 
@@ -185,6 +299,13 @@ def _identical(one: Any, other: Any) -> bool:
     return type(one) is type(other) and json.dumps(one, sort_keys=True) == json.dumps(
         other, sort_keys=True
     )
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two JSON texts, which are not the same, mean something else."""
+    if one.isdigit() and other.isdigit():
+        return True
+    return not _identical(parse_json(one), parse_json(other))
 
 
 def _order(one: Any, other: Any) -> int | None:

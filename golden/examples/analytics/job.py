@@ -89,7 +89,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `analytics-enrichment`: analytics.yaml:24
-    events = javascript(events, SCRIPT_ANALYTICS_ENRICHMENT)
+    events = javascript(events, SCRIPT_ANALYTICS_ENRICHMENT, batch=BATCH)
     return events
 
 

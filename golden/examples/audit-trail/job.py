@@ -105,7 +105,7 @@ function redact(row, names) {
 
 def process(events: Events) -> Events:
     # 1. javascript `audit-enrichment`: audit-trail.yaml:32
-    events = javascript(events, SCRIPT_AUDIT_ENRICHMENT)
+    events = javascript(events, SCRIPT_AUDIT_ENRICHMENT, batch=BATCH)
     return events
 
 

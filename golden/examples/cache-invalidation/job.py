@@ -79,7 +79,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `generate-cache-keys`: cache-invalidation.yaml:23
-    events = javascript(events, SCRIPT_GENERATE_CACHE_KEYS)
+    events = javascript(events, SCRIPT_GENERATE_CACHE_KEYS, batch=BATCH)
     return events
 
 

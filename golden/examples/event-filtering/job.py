@@ -76,7 +76,7 @@ function maskEmail(email) {
 
 def process(events: Events) -> Events:
     # 1. javascript `filter-and-redact`: event-filtering.yaml:23
-    events = javascript(events, SCRIPT_FILTER_AND_REDACT)
+    events = javascript(events, SCRIPT_FILTER_AND_REDACT, batch=BATCH)
     return events
 
 

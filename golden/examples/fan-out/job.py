@@ -55,7 +55,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `enrich`: fan-out.yaml:22
-    events = javascript(events, SCRIPT_ENRICH)
+    events = javascript(events, SCRIPT_ENRICH, batch=BATCH)
     return events
 
 

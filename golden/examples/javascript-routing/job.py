@@ -62,7 +62,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `smart-router`: javascript-routing.yaml:21
-    events = javascript(events, SCRIPT_SMART_ROUTER)
+    events = javascript(events, SCRIPT_SMART_ROUTER, batch=BATCH)
     return events
 
 

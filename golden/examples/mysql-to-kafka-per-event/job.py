@@ -49,7 +49,7 @@ SCRIPT_TRANSFORM = Script(
 
 def process(events: Events) -> Events:
     # 1. javascript `transform`: mysql-to-kafka-per-event.yaml:20
-    events = javascript(events, SCRIPT_TRANSFORM)
+    events = javascript(events, SCRIPT_TRANSFORM, batch=BATCH)
     return events
 
 

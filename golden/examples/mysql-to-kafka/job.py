@@ -49,7 +49,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `transform`: mysql-to-kafka.yaml:20
-    events = javascript(events, SCRIPT_TRANSFORM)
+    events = javascript(events, SCRIPT_TRANSFORM, batch=BATCH)
     return events
 
 

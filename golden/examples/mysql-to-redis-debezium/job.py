@@ -53,7 +53,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `redact-email`: mysql-to-redis-debezium.yaml:20
-    events = javascript(events, SCRIPT_REDACT_EMAIL)
+    events = javascript(events, SCRIPT_REDACT_EMAIL, batch=BATCH)
     return events
 
 

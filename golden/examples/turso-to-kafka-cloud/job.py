@@ -54,7 +54,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `enrich`: turso-to-kafka-cloud.yaml:24
-    events = javascript(events, SCRIPT_ENRICH)
+    events = javascript(events, SCRIPT_ENRICH, batch=BATCH)
     return events
 
 

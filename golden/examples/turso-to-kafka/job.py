@@ -53,7 +53,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `enrich`: turso-to-kafka.yaml:21
-    events = javascript(events, SCRIPT_ENRICH)
+    events = javascript(events, SCRIPT_ENRICH, batch=BATCH)
     return events
 
 

@@ -44,7 +44,7 @@ SCRIPT_RISKY = Script(
 
 def process(events: Events) -> Events:
     # 1. javascript `risky`: pipeline.yaml:6
-    events = javascript(events, SCRIPT_RISKY)
+    events = javascript(events, SCRIPT_RISKY, batch=BATCH)
     return events
 
 

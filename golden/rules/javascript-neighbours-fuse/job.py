@@ -57,7 +57,7 @@ def process(events: Events) -> Events:
     # 1. filter `filter`: pipeline.yaml:6
     events = events.where(op_in(events, "c"))
     # 2. javascript `tag` + `drop`: pipeline.yaml:7
-    events = javascript(events, SCRIPT_TAG, SCRIPT_DROP)
+    events = javascript(events, SCRIPT_TAG, SCRIPT_DROP, batch=BATCH)
     # 3. flatten `flatten`: pipeline.yaml:9
     events = flatten(
         events,
@@ -101,7 +101,7 @@ def main() -> None:
         storage=STORAGE,
         batch=BATCH,
         sinks=sinks,
-        needs=("dfc_mysql", "javascript", "flatten"),
+        needs=("dfc_mysql", "javascript", "javascript_v8", "flatten"),
     )
     spark = job.session()
     events = spark.readStream.format("dfc_mysql").options(**job.options(SOURCE)).load()

@@ -51,7 +51,7 @@ function processBatch(events) {
 
 def process(events: Events) -> Events:
     # 1. javascript `quotes`: pipeline.yaml:6
-    events = javascript(events, SCRIPT_QUOTES)
+    events = javascript(events, SCRIPT_QUOTES, batch=BATCH)
     return events
 
 

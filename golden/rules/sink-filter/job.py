@@ -44,7 +44,7 @@ SCRIPT_SPLIT = Script(
 
 def process(events: Events) -> Events:
     # 1. javascript `split`: pipeline.yaml:5
-    events = javascript(events, SCRIPT_SPLIT)
+    events = javascript(events, SCRIPT_SPLIT, batch=BATCH)
     return events
 
 

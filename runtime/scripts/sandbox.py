@@ -1,0 +1,178 @@
+"""The worker's side of a script: a process that runs it, called with columns, killed when it hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import ConfigError, ProcessorError
+from .engine import FAR
+
+MODULES = {"quickjs": ("quickjs", "quickjs-ng"), "v8": ("py_mini_racer", "mini-racer")}
+_GRACE_SECS = 2.0  # beyond the limits, which the engine itself should have kept
+_START_SECS = 60.0
+_PLACE = re.compile(r"(?:<input>|<anonymous>):([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A user's JavaScript and its limits."""
+
+    id: str
+    script: str
+    cpu_ms: int = 50
+    mem_mb: int = 128
+    timeout_ms: int = 500
+    on_error: str = "fail"
+    deterministic: bool = False
+    engine: str = "quickjs"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a call: sections of the driver's text, or an error; and what the script said."""
+
+    sections: list[str] = field(default_factory=list)
+    error: str | None = None
+    row: int = -1  # of the event at which a script that takes one at a time failed
+    at_start: bool = False  # the script did not even begin, whatever the events
+    news: dict[str, Any] = field(default_factory=dict)
+
+
+class Sandbox:
+    """One script's process. Not for several threads; `sandbox_for` gives each its own."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._limit_secs = min(script.cpu_ms, script.timeout_ms) / 1000
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def call(self, rows: int, columns: Sequence[pa.Buffer | bytes]) -> Answer:
+        """Runs the script once over these columns."""
+        if self._process is None:
+            self._start()
+        self._send([str(rows).encode(), *columns])
+        text = self._receive(self._limit_secs)
+        if text is None:
+            self.close()
+            return Answer(error=f"stopped: it did not end within {self._limit_secs * 1000:.0f} ms")
+        match text[:1]:
+            case "+":
+                *sections, news = text[1:].split("\x1e")
+                return Answer(sections, news=json.loads(news))
+            case "!":
+                news = json.loads(text[1:])
+                at_start = news.get("at_start", False)
+                return Answer(error=_told(news), row=news["at"], at_start=at_start, news=news)
+            case _:
+                return Answer(error=f"stopped: it {text[1:]}")
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> None:
+        folder = files(__package__)
+        program = folder.joinpath("engine.py").read_text("utf-8")
+        driver = folder.joinpath("driver.js").read_text("utf-8")
+        self._process = subprocess.Popen(
+            # No settings of the user's, no modules of this package, no environment with secrets.
+            [sys.executable, "-I", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"TZ": "UTC", "LC_ALL": "C.UTF-8"},
+            cwd="/",
+        )
+        settings = {**asdict(self.script), "path": [p for p in sys.path if p]}
+        # From its bracket on: what stands above it is for people.
+        code = driver[driver.index("(function") :].strip()
+        self._send([json.dumps(settings).encode(), code.encode()])
+        if self._receive(_START_SECS) is None:
+            self.close()
+            raise ProcessorError(f"script `{self.script.id}`: its engine does not start")
+
+    def _send(self, parts: Sequence[pa.Buffer | bytes]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        lengths = [len(part) if isinstance(part, bytes) else part.size for part in parts]
+        head = struct.pack(f"<{len(parts) + 1}I", len(parts), *lengths)
+        with contextlib.suppress(BrokenPipeError):  # shows as an answer that does not come
+            self._process.stdin.write(b"".join([head, *parts]))
+            self._process.stdin.flush()
+
+    def _receive(self, limit_secs: float) -> str | None:
+        """The answer; None when the process is gone, or hangs where its engine cannot stop it."""
+        process = self._process
+        assert process is not None and process.stdout is not None
+        descriptor = process.stdout.fileno()
+        limit = limit_secs + _GRACE_SECS
+        began, used = time.monotonic(), _processor_time(process.pid)
+        data = bytearray()
+        wanted = 4
+        while len(data) < wanted:
+            ready, _, _ = select.select([descriptor], [], [], 0.5)
+            if ready:
+                chunk = os.read(descriptor, max(wanted - len(data), 1 << 16))
+                if not chunk:
+                    return None
+                data += chunk
+                if wanted == 4 and len(data) >= 4:
+                    wanted += struct.unpack("<I", data[:4])[0]
+                continue
+            # A machine that has no time for us is not the script's fault: what it used counts.
+            spent = _processor_time(process.pid) - used
+            if spent > limit or time.monotonic() - began > 60 * limit:
+                return None
+        return data[4:].decode("utf-8", "replace")
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds of processor time that a process has used; of the clock where this is not known."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # Linux's number for a process's own clock
+    except (OSError, OverflowError):
+        return time.monotonic()
+
+
+def _told(news: dict[str, Any]) -> str:
+    """An error of the script with its line, where the trace shows one."""
+    lines = [int(number) for number in _PLACE.findall(news.get("stack") or "")]
+    own = next((line for line in lines if line < FAR), None)
+    return f"{f'line {own}: ' if own else ''}{news['error']}"
+
+
+_local = threading.local()
+
+
+def sandbox_for(script: Script) -> Sandbox:
+    """The process that this worker keeps for a script, across batches and epochs."""
+    kept: dict[Script, Sandbox] = _local.__dict__.setdefault("kept", {})
+    if script not in kept:
+        check_engine(script.engine)
+        kept[script] = Sandbox(script)
+    return kept[script]
+
+
+def check_engine(engine: str) -> None:
+    """Refuses a script whose engine is not installed here."""
+    from importlib.util import find_spec
+
+    module, package = MODULES[engine]
+    if find_spec(module) is None:
+        raise ConfigError(f"`engine: {engine}` needs the package {package}: pip install {package}")
