@@ -266,7 +266,7 @@ class _Builder:
         elif fields:
             use("dfc_runtime.processors", "any_of")
             masks.append(str(Call("any_of", tuple(fields))))
-        return str(Call("events.where", tuple(masks)))
+        return str(Call("events.where", tuple(masks), _shown(processor, "id")))
 
     def predicate(self, predicate: Predicate) -> str:
         self.imports.use("dfc_runtime.processors", "field")

@@ -36,6 +36,7 @@ def process(events: Events) -> Events:
     events = events.where(
         op_in(events, "c", "u"),
         table_in(events, include=("shop.order%",), exclude=("shop.order_drafts",)),
+        id="orders-only",
     )
     # 2. filter `worth-reporting`: event-filtering-declarative.yaml:26
     events = events.where(
@@ -43,6 +44,7 @@ def process(events: Events) -> Events:
         field(events, "status").changed(),
         field(events, "deleted_at").not_exists(),
         field(events, "customer.country").regex("^(DE|AT|CH)$"),
+        id="worth-reporting",
     )
     return events
 

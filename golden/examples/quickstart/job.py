@@ -31,6 +31,7 @@ def process(events: Events) -> Events:
     events = events.where(
         op_in(events, "c", "u"),
         any_of(field(events, "total").gte(10), field(events, "total").not_exists()),
+        id="worth-keeping",
     )
     return events
 

@@ -32,7 +32,9 @@ SOURCE = TursoSource(
 def process(events: Events) -> Events:
     # 1. filter `filter`: pipeline.yaml:5
     events = events.where(
-        op_in(events, "c"), any_of(field(events, "vip").eq(True), field(events, "total").gte(100))
+        op_in(events, "c"),
+        any_of(field(events, "vip").eq(True), field(events, "total").gte(100)),
+        id="filter",
     )
     return events
 

@@ -45,6 +45,7 @@ def process(events: Events) -> Events:
         field(events, "k.l.m").contains("needle"),
         field(events, "n").changed(),
         field(events, "o").regex('^\\d+"\\s$'),
+        id="everything",
     )
     return events
 

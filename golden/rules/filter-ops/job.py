@@ -31,7 +31,7 @@ SOURCE = TursoSource(
 # --- processors, applied in this order  pipeline.yaml:5 -----------------------------------------
 def process(events: Events) -> Events:
     # 1. filter `filter`: pipeline.yaml:5
-    events = events.where(op_in(events, "c", "u", "d", "r", "t"))
+    events = events.where(op_in(events, "c", "u", "d", "r", "t"), id="filter")
     return events
 
 

@@ -33,7 +33,9 @@ SOURCE = MysqlSource(
 # --- processors, applied in this order  pipeline.yaml:5 -----------------------------------------
 def process(events: Events) -> Events:
     # 1. filter `no-audit`: pipeline.yaml:5
-    events = events.where(table_in(events, include=("shop.*",), exclude=("shop.audit_log",)))
+    events = events.where(
+        table_in(events, include=("shop.*",), exclude=("shop.audit_log",)), id="no-audit"
+    )
     return events
 
 

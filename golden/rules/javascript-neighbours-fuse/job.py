@@ -55,7 +55,7 @@ SCRIPT_DROP = Script(
 
 def process(events: Events) -> Events:
     # 1. filter `filter`: pipeline.yaml:6
-    events = events.where(op_in(events, "c"))
+    events = events.where(op_in(events, "c"), id="filter")
     # 2. javascript `tag` + `drop`: pipeline.yaml:7
     events = javascript(events, SCRIPT_TAG, SCRIPT_DROP, batch=BATCH)
     # 3. flatten `flatten`: pipeline.yaml:9

@@ -31,9 +31,9 @@ SOURCE = TursoSource(
 # --- processors, applied in this order  pipeline.yaml:6 -----------------------------------------
 def process(events: Events) -> Events:
     # 1. filter `filter`: pipeline.yaml:6
-    events = events.where(op_in(events, "c"))
+    events = events.where(op_in(events, "c"), id="filter")
     # 2. filter `filter-2`: pipeline.yaml:7
-    events = events.where(op_in(events, "c", "u"))
+    events = events.where(op_in(events, "c", "u"), id="filter-2")
     # 3. flatten `flatten`: pipeline.yaml:8
     events = flatten(
         events,
