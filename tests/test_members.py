@@ -78,3 +78,12 @@ def test_few_rows_are_not_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> No
     assert members.find(column, ("a", "a"))["a"].text.to_pylist() == ["1"]
     assert members.without(column, ("a",)).to_pylist() == ['{"b":2}']
     assert members.SPLIT._compiled is None
+
+
+def test_half_a_surrogate_pair_is_not_the_replacement_character() -> None:
+    column = pa.array(['{"\\ud800":1}'])
+    for found in (
+        members.find_python(column, ("\ufffd",)),
+        members.find_buffers(column, ("\ufffd",)),
+    ):
+        assert found["\ufffd"].text.to_pylist() == [None]

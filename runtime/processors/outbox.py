@@ -79,10 +79,10 @@ def outbox(
     if absent.true_count:
         rest = without(texts.filter(absent), tuple(names.values()))
         body = pc.replace_with_mask(body, absent, rest)
-    headers = {header: _quoted(parts[part]) for header, part in _HEADERS.items()}
+    headers = {header: parts[part] for header, part in _HEADERS.items()}
     for header, column in more.items():
-        value = _quoted(_scalar(found[column]))
-        headers[header] = pc.coalesce(value, headers[header]) if header in headers else value
+        value = _scalar(found[column])
+        headers[header] = _either(value, headers[header]) if header in headers else value
     made: dict[str, Text | bool] = {
         "after": body,
         "before": None,
@@ -188,6 +188,11 @@ def _scalar(member: Member) -> Member:
     )
 
 
+def _either(one: Member, other: Member) -> Member:
+    kind = np.where(one.kind == MISSING, other.kind, one.kind)
+    return Member(pc.coalesce(one.text, other.text), kind)
+
+
 def _payload(member: Member) -> tuple[pa.Array, pa.Array]:
     """The text of the payload without JSON's nulls, and where there is no such column at all."""
     text, kind = member
@@ -224,28 +229,29 @@ def _require(
     raise ProcessorError(f"outbox `{id}`: event {known[row].as_py()}: missing {', '.join(what)}")
 
 
-def _headers(values: Mapping[str, pa.Array]) -> Text:
+def _headers(values: Mapping[str, Member]) -> Text:
     """JSON objects with these members as strings, each where it has a value."""
     parts: list[str | pa.Array] = ["{"]
-    kind: str | pa.Array = _OUTBOX
-    for header, text in values.items():
+    kind: Text = _OUTBOX
+    for header, value in values.items():
+        text, quote = _string(value)
         if header == _KIND:
-            kind = pc.fill_null(text, _OUTBOX)
-            continue
-        begin = f"{_dumped(header)}:"
-        if text.null_count == 0:
-            parts += [begin, text, ","]
+            own = join(quote, text, quote)
+            kind = _OUTBOX if own is None else pc.fill_null(own, _OUTBOX)
+        elif text.null_count == 0:
+            parts += [f"{_dumped(header)}:{quote}", text, f"{quote},"]
         elif text.null_count < len(text):
-            parts.append(pc.fill_null(join(begin, text, ","), ""))
+            whole = join(f"{_dumped(header)}:{quote}", text, f"{quote},")
+            parts.append(pc.fill_null(whole, ""))
     return join(*parts, f'"{_KIND}":', kind, "}")
 
 
-def _quoted(scalar: Member) -> pa.Array:
-    """JSON strings of JSON scalars: numbers and booleans get quotes."""
+def _string(scalar: Member) -> tuple[pa.Array, str]:
+    """JSON strings of JSON scalars, and the quotes they still need: numbers have none."""
     text, kind = scalar
     strings = kind == STRING
     if not strings.any():
-        return text if text.null_count == len(text) else join('"', text, '"')
+        return text, '"'
     data, ends, _ = buffers(text)
     content = data[ends[0] : ends[-1]]
     if ((content == 92) | (content < 32)).any():
@@ -254,9 +260,9 @@ def _quoted(scalar: Member) -> pa.Array:
         odd = pc.fill_null(pc.match_substring_regex(text, r"[\\\x00-\x1f]"), False)
         anew = [_dumped(value) for value in extract(text.filter(odd), ()).to_pylist()]
         text = pc.replace_with_mask(text, odd, pa.array(anew, pa.string()))
-    if (strings | (kind == MISSING)).all():
-        return text
-    return pc.if_else(pa.array(strings), text, join('"', text, '"'))
+    if not (strings | (kind == MISSING)).all():
+        text = pc.if_else(pa.array(strings), text, join('"', text, '"'))
+    return text, ""
 
 
 def _dumped(text: str) -> str:
