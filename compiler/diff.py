@@ -52,7 +52,7 @@ _BREAKING_SOURCE = {
 }
 _LIMITS = ("cpu_ms", "mem_mb", "timeout_ms")  # of a script: what comes out is the same
 # Follows from other settings, whose changes are named.
-_NOISE = {"at", "reads", "routed", "raw", "columns", "env", "lineage", "plan_version"}
+_NOISE = {"at", "reads", "runs", "routed", "raw", "columns", "env", "lineage", "plan_version"}
 _NAMED_BY_USERS = ("labels", "annotations", "client_conf", "additional_headers")
 _SAME_POSITIONS = {"auto", "triggers"}  # `auto` takes triggers wherever they can be
 

@@ -167,6 +167,7 @@ class Filter:
     exclude: tuple[str, ...]
     fields: tuple[Predicate, ...]
     match: str
+    runs: tuple[str, ...]  # arrow: as column expressions; kernel: compiled code over JSON text
     reads: tuple[str, ...]
     span: Span
 
@@ -180,6 +181,7 @@ class Flatten:
     empty_object: str
     lists: str
     empty_list: str
+    runs: tuple[str, ...]
     reads: tuple[str, ...]
     span: Span
 
@@ -205,6 +207,7 @@ class Outbox:
     additional_headers: tuple[tuple[str, str], ...]
     raw_payload: bool
     strict: bool
+    runs: tuple[str, ...]
     reads: tuple[str, ...]
     span: Span
 

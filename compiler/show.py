@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from .diagnostics import printable
-from .plan import Plan, Sink, kind_of
+from .plan import JavaScript, Plan, Processor, Sink, kind_of
 from .resolve.sinks import destination
+
+_MEANS = {"arrow": "Arrow column expressions", "kernel": "a kernel over JSON text"}
 
 
 def tree(plan: Plan) -> str:
@@ -19,6 +21,7 @@ def tree(plan: Plan) -> str:
         lines.append(f"├─ pass: {step.engine}{fused}")
         for processor in step.steps:
             lines.append(f"│    {kind_of(processor)} `{processor.id}`  {processor.span}")
+            lines.append(f"│      runs {_runs(processor)}")
             lines.append(f"│      reads {_reads(processor.reads)}")
     for sink in plan.sinks:
         rule = "required" if sink.delivery.required else "best effort"
@@ -61,6 +64,12 @@ def _tables(plan: Plan) -> list[str]:
         return ["all user tables"]
     shown = ", ".join(tables[:6])
     return [shown + (f" and {len(tables) - 6} more" if len(tables) > 6 else "")]
+
+
+def _runs(processor: Processor) -> str:
+    if isinstance(processor, JavaScript):
+        return f"in {processor.engine}"
+    return "as " + " and ".join(_MEANS[means] for means in processor.runs)
 
 
 def _reads(reads: tuple[str, ...]) -> str:

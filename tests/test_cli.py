@@ -288,14 +288,15 @@ def test_json_of_no_diagnostics_is_an_empty_list(dfc: Dfc) -> None:
 
 
 def test_plan_as_tree_json_and_graph(dfc: Dfc) -> None:
-    dfc.write("a.yaml", named("a", processors=[SCRIPT]))
+    dfc.write("a.yaml", named("a", processors=[SCRIPT, {"type": "flatten"}]))
     assert dfc("plan", "a.yaml") == 0
     assert dfc.out.startswith("pipeline a  (tenant acme)\n")
+    assert "runs in quickjs" in dfc.out and "runs as a kernel over JSON text" in dfc.out
     assert dfc("plan", "--json", "a.yaml") == 0
     assert json.loads(dfc.out)["name"] == "a"
     assert dfc("plan", "--mermaid", "a.yaml") == 0
     assert dfc.out.startswith("flowchart LR\n")
-    assert "source --> step1" in dfc.out and "step1 --> sink1" in dfc.out
+    assert "source --> step1" in dfc.out and "step2 --> sink1" in dfc.out
 
 
 def test_several_plans_are_one_json_list(dfc: Dfc) -> None:

@@ -736,6 +736,27 @@ def test_adjacent_scripts_share_one_pass() -> None:
     assert all(isinstance(s, JavaScript) for s in passes[0].steps)
 
 
+def test_steps_say_whether_they_need_a_kernel_over_json_text() -> None:
+    """One pass may hold both: they work on the same columns."""
+    by_field = {"type": "filter", "fields": [{"path": "total", "op": "gt", "value": 1}]}
+    plan = compiled(spec(processors=[FILTER, by_field, {"type": "flatten"}])).plan
+    (only,) = plan.passes
+    assert [getattr(step, "runs", None) for step in only.steps] == [
+        ("arrow",),
+        ("kernel", "arrow"),
+        ("kernel",),
+    ]
+
+
+def test_flatten_reads_the_event_id_when_an_error_names_the_event() -> None:
+    def reads(on_collision: str) -> tuple[str, ...]:
+        step = {"type": "flatten", "on_collision": on_collision}
+        return compiled(spec(processors=[step])).plan.passes[0].steps[0].reads
+
+    assert reads("last") == ("before", "after")
+    assert reads("error") == ("before", "after", "event_id")
+
+
 def test_scripts_and_outboxes_may_route_and_filters_may_not() -> None:
     def routed(*steps: Json) -> tuple[bool, bool]:
         plan = compiled(spec(KAFKA, source=OUTBOX_SOURCE, processors=list(steps))).plan

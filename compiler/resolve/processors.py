@@ -144,6 +144,7 @@ def _filter(section: Section, ident: str, diagnostics: Diagnostics) -> Filter:
         exclude=exclude,
         fields=predicates,
         match=section.string("match"),
+        runs=("kernel", "arrow") if predicates else ("arrow",),
         reads=tuple(reads),
         span=section.span,
     )
@@ -217,15 +218,18 @@ def _regex(value: object, section: Section, diagnostics: Diagnostics) -> None:
 
 
 def _flatten(section: Section, ident: str) -> Flatten:
+    on_collision = section.string("on_collision")
+    named = ("event_id",) if on_collision == "error" else ()  # an error names the event
     return Flatten(
         id=ident,
         separator=section.string("separator"),
         max_depth=section.opt_integer("max_depth"),
-        on_collision=section.string("on_collision"),
+        on_collision=on_collision,
         empty_object=section.string("empty_object"),
         lists=section.string("lists"),
         empty_list=section.string("empty_list"),
-        reads=("before", "after"),
+        runs=("kernel",),
+        reads=("before", "after", *named),
         span=section.span,
     )
 
@@ -276,6 +280,7 @@ def _outbox(section: Section, ident: str, source: Source, diagnostics: Diagnosti
         additional_headers=section.pairs("additional_headers"),
         raw_payload=section.flag("raw_payload"),
         strict=strict,
+        runs=("kernel", "arrow"),
         reads=reads,
         span=section.span,
     )
