@@ -33,8 +33,8 @@ def test_kernel_and_scanner_agree(documents: list[str | None], names: list[str],
 def test_compiled_kernels_agree_too(documents: list[str | None], names: list[str]) -> None:
     pytest.importorskip("numba")
     column = pa.array(documents, pa.string())
-    split, copy = members.SPLIT.compiled(), members.COPY.compiled()
-    found = members.find_buffers(column, names, split, copy)
+    split, gather = members.SPLIT.compiled(), members.GATHER.compiled()
+    found = members.find_buffers(column, names, split, gather)
     for name, member in members.find_python(column, names).items():
         assert found[name].text.to_pylist() == member.text.to_pylist()
     rest = members.without_buffers(column, names, split)

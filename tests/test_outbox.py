@@ -565,7 +565,7 @@ def ways() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
         "plain": (members.find_buffers, members.without_buffers),
         "compiled": (
             lambda t, n: members.find_buffers(
-                t, n, members.SPLIT.compiled(), members.COPY.compiled()
+                t, n, members.SPLIT.compiled(), members.GATHER.compiled()
             ),
             lambda t, n: members.without_buffers(t, n, members.SPLIT.compiled()),
         ),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from .jit import Kernel
-from .jsontext import MISSING, buffers, end_of, strings, unescape
+from .jsontext import MISSING, buffers, copy, end_of, strings, u, unescape
 
 _space = re.compile(r"[\0-\x20]*").match
 _key = re.compile(r'[\0-\x20,]*("[^"\\]*(?:\\.[^"\\]*)*")[\0-\x20:]*', re.DOTALL).match
@@ -37,10 +37,10 @@ class Member(NamedTuple):
 def find(texts: pa.Array, names: Sequence[str]) -> dict[str, Member]:
     """The members of these names."""
     wanted = tuple(dict.fromkeys(names))
-    split, copy = SPLIT.after(len(texts)), COPY.after(len(texts))
-    if split is None or copy is None:
+    split, gather = SPLIT.after(len(texts)), GATHER.after(len(texts))
+    if split is None or gather is None:
         return find_python(texts, wanted)
-    return find_buffers(texts, wanted, split, copy)
+    return find_buffers(texts, wanted, split, gather)
 
 
 def without(texts: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -106,9 +106,9 @@ def find_buffers(
     texts: pa.Array,
     names: Sequence[str],
     split: Callable[..., Any] | None = None,
-    copy: Callable[..., Any] | None = None,
+    gather: Callable[..., Any] | None = None,
 ) -> dict[str, Member]:
-    """The same by `split_rows` and `copy_rows`, compiled or, in tests, as plain functions."""
+    """The same by `split_rows` and `gather_rows`, compiled or, in tests, as plain functions."""
     rows = len(texts)
     given, starts, ends = _arguments(texts, names)
     run: Callable[..., Any] = split or split_rows
@@ -121,7 +121,7 @@ def find_buffers(
             found[name] = Member(pa.nulls(rows, pa.string()), np.zeros(rows, np.uint8))
             continue
         out = np.empty(places[-1], np.uint8)
-        (copy or copy_rows)(given[0], starts[index], ends[index], out)
+        (gather or gather_rows)(given[0], starts[index], ends[index], out)
         present = ends[index] > 0  # a value never ends at byte 0
         kind = np.where(present, given[0][starts[index]], np.uint8(MISSING))
         found[name] = Member(strings(out, places, present), kind)
@@ -153,21 +153,11 @@ def _arguments(texts: pa.Array, names: Sequence[str]) -> tuple[tuple[Any, ...], 
     return (data, offsets, valid, joined, name_ends, scratch), starts, ends
 
 
-def copy_text(data: Any, at: int, end: int, out: Any, used: int) -> int:
-    """Writes data[at:end] to out[used:]; the new end."""
-    # Views from their own zero on: the compiler then sees that a step copies many bytes at once.
-    size = end - at
-    source, target = data[at:end], out[used : used + size]
-    for i in range(size):
-        target[i] = source[i]
-    return used + size
-
-
-def copy_rows(data: Any, starts: Any, ends: Any, out: Any) -> None:
+def gather_rows(data: Any, starts: Any, ends: Any, out: Any) -> None:
     """What is between `starts` and `ends`, one after the other."""
     used = 0
     for row in range(len(starts)):
-        used = copy_text(data, starts[row], ends[row], out, used)
+        used = copy(data, starts[row], ends[row], out, used)
 
 
 def split_rows(
@@ -207,7 +197,7 @@ def split_rows(
             at = key
             escaped = False
             while at < stop:
-                c = data[np.uintp(at)]
+                c = data[u(at)]
                 if c == 34:
                     break
                 if c == 92:
@@ -223,11 +213,11 @@ def split_rows(
             value = at
             depth = 0
             while at < stop:
-                c = data[np.uintp(at)]
+                c = data[u(at)]
                 at += 1
                 if c == 34:
                     while at < stop:
-                        c = data[np.uintp(at)]
+                        c = data[u(at)]
                         at += 1
                         if c == 34:
                             break
@@ -259,10 +249,10 @@ def split_rows(
                     continue
                 i = 0
                 if escaped:
-                    while i < size and scratch[np.uintp(i)] == names[np.uintp(name + i)]:
+                    while i < size and scratch[u(i)] == names[u(name + i)]:
                         i += 1
                 else:
-                    while i < size and data[np.uintp(key + i)] == names[np.uintp(name + i)]:
+                    while i < size and data[u(key + i)] == names[u(name + i)]:
                         i += 1
                 if i == size:
                     wanted = True
@@ -271,9 +261,9 @@ def split_rows(
                     break
             if keep and not wanted:
                 out[used] = 123 if used == first else 44
-                used = copy_text(data, key - 1, key_end + 1, out, used + 1)
+                used = copy(data, key - 1, key_end + 1, out, used + 1)
                 out[used] = 58
-                used = copy_text(data, value, at, out, used + 1)
+                used = copy(data, value, at, out, used + 1)
         if keep:
             if used == first:
                 out[used] = 123
@@ -284,5 +274,5 @@ def split_rows(
     return used
 
 
-SPLIT = Kernel(split_rows, unescape, copy_text)
-COPY = Kernel(copy_rows, copy_text)
+SPLIT = Kernel(split_rows, unescape, copy)
+GATHER = Kernel(gather_rows, copy)
