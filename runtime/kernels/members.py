@@ -114,17 +114,14 @@ def find_buffers(
     run: Callable[..., Any] = split or split_rows
     run(*given, starts, ends, False, np.empty(0, np.int32), np.empty(0, np.uint8))
     found = {}
-    for index, name in enumerate(names):
-        places = np.zeros(rows + 1, np.int32)
-        np.cumsum(ends[index] - starts[index], out=places[1:])
-        if places[-1] == 0:
-            found[name] = Member(pa.nulls(rows, pa.string()), np.zeros(rows, np.uint8))
+    for index, (name, size) in enumerate(zip(names, (ends - starts).sum(axis=1), strict=True)):
+        kind = np.zeros(rows, np.uint8)
+        if size == 0:
+            found[name] = Member(pa.nulls(rows, pa.string()), kind)
             continue
-        out = np.empty(places[-1], np.uint8)
-        (gather or gather_rows)(given[0], starts[index], ends[index], out)
-        present = ends[index] > 0  # a value never ends at byte 0
-        kind = np.where(present, given[0][starts[index]], np.uint8(MISSING))
-        found[name] = Member(strings(out, places, present), kind)
+        places, out = np.zeros(rows + 1, np.int32), np.empty(size, np.uint8)
+        (gather or gather_rows)(given[0], starts[index], ends[index], kind, places, out)
+        found[name] = Member(strings(out, places, kind != MISSING), kind)
     return found
 
 
@@ -153,11 +150,14 @@ def _arguments(texts: pa.Array, names: Sequence[str]) -> tuple[tuple[Any, ...], 
     return (data, offsets, valid, joined, name_ends, scratch), starts, ends
 
 
-def gather_rows(data: Any, starts: Any, ends: Any, out: Any) -> None:
-    """What is between `starts` and `ends`, one after the other."""
+def gather_rows(data: Any, starts: Any, ends: Any, kind: Any, places: Any, out: Any) -> None:
+    """What is between `starts` and `ends`, one after the other, and what it begins with."""
     used = 0
     for row in range(len(starts)):
-        used = copy(data, starts[row], ends[row], out, used)
+        if starts[row] < ends[row]:
+            kind[row] = data[starts[row]]
+            used = copy(data, starts[row], ends[row], out, used)
+        places[row + 1] = used
 
 
 def split_rows(
