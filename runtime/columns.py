@@ -50,12 +50,22 @@ def first(*columns: Part) -> Text:
             result = text or result
         elif text.null_count == len(text):
             continue
+        elif _all_filled(text):
+            result = text
         else:
             filled = pc.fill_null(pc.greater(pc.binary_length(text), 0), False)
             # An empty text must not win over nothing: both mean that there is no value.
             rest = pa.scalar(None, pa.string()) if result is None else result
             result = pc.if_else(filled, text, rest)
     return result
+
+
+def _all_filled(text: pa.Array) -> bool:
+    """Whether no text is null or empty, which is told by where they end."""
+    if text.null_count:
+        return False
+    ends = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
+    return bool((ends[1:] > ends[:-1]).all())
 
 
 def as_text(part: Part) -> Text:

@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of `dfc run` to the file sink, again and again: nothing lost or repeated."""
+"""`kill -9` in the middle of `dfc run`, again and again: nothing lost or repeated, copies of a script included."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ spec:
   source:
     type: turso
     config: {id: shop, url: shop.db, tables: [orders, items], cdc_mode: triggers, poll_interval_ms: 20}
+  processors:
+    - type: javascript
+      id: double
+      inline: |
+        (event) => event.source.table === "items" && event.after
+          ? [event, { ...event, after: { copy: event.after.number } }]
+          : event
   sinks:
     - type: file
       config:
@@ -184,18 +191,26 @@ def test_twenty_kills_lose_and_repeat_nothing(
 def check(folder: Path, database: sqlite3.Connection) -> None:
     assert not list((folder / "archive").rglob("*.part")), "unfinished files after a clean end"
     sequences: list[int] = []
+    ids: list[str] = []
+    inserted: list[int] = []
+    copies: list[int] = []
     for table in ("orders", "items"):
         in_table: list[int] = []
         for path in sorted((folder / "archive" / table).glob("*.jsonl")):
             events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             assert events, f"{path} is empty"
             assert {e["source"]["table"] for e in events} == {table}
-            in_table += [int(e["source"]["sequence"]) for e in events]
+            ids += [e["event_id"] for e in events]
+            in_table += [int(e["source"]["sequence"]) for e in events if "synthetic" not in e]
+            copies += [e["after"]["copy"] for e in events if "synthetic" in e]
+            inserted += [e["after"]["number"] for e in events if "number" in (e["after"] or {})]
         assert in_table == sorted(in_table), "out of order"
         sequences += in_table
     (last,) = database.execute("SELECT n FROM _df_cdc_seq").fetchone()
     assert last > 1000, "too little was written to prove anything"
     assert sorted(sequences) == list(range(1, last + 1)), describe(sequences, last)
+    assert copies == inserted, "the script's copies, once each and behind their events"
+    assert len(set(ids)) == len(ids)
 
 
 def describe(sequences: list[int], last: int) -> str:

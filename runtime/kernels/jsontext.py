@@ -147,10 +147,10 @@ def buffers(texts: pa.Array) -> tuple[Any, Any, Any]:
     return data, offsets, valid
 
 
-def strings(data: Any, ends: Any, present: Any) -> pa.Array:
-    """The way back: a string column of these bytes."""
-    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.StringArray.from_buffers(len(present), pa.py_buffer(ends), pa.py_buffer(data), bits)
+def strings(data: Any, ends: Any, present: Any = None) -> pa.Array:
+    """The way back: a string column of these bytes, with nulls where rows are not `present`."""
+    bits = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(data), bits)
 
 
 # An index that may be negative is checked at every step, and keeps a loop from being compiled to

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ..columns import Part, Text, first, join
 from ..errors import ProcessorError
 from ..events import EVENT_COLUMNS, Events, Json
-from ..kernels.jsontext import LIST, MISSING, NULL, OBJECT, STRING, buffers, extract
+from ..kernels.jsontext import LIST, MISSING, NULL, OBJECT, STRING, buffers, extract, strings
 from ..kernels.members import Member, find, without
 from ..patterns import matches
 
@@ -41,6 +41,8 @@ _REQUIRED = ("topic", "payload", "aggregate_type", "aggregate_id", "event_type")
 # In a string it would have escapes.
 _MEMBER = f'"schema":"{_MARK}",'
 _MEMBER_ANYWHERE = r"\s*,\s*{0}|{0}\s*,?\s*".format(rf'"schema"\s*:\s*"{_MARK}"')
+
+_NO_SCALAR = np.isin(np.arange(256), (OBJECT, LIST, NULL))  # by kind
 
 Template = Callable[[Json], Part]
 
@@ -109,7 +111,8 @@ class _Row(Json):
     def __getitem__(self, path: str | tuple[str, ...]) -> pa.Array:
         name, *rest = (path,) if isinstance(path, str) else path
         if name in self._found:
-            return extract(self._found[name].text, tuple(rest))
+            found = self._found[name]
+            return extract(found.text, tuple(rest)) if rest else _plain(found)
         return super().__getitem__(path)
 
 
@@ -179,7 +182,7 @@ def _put(events: Events, name: str, mine: pa.Array, value: Text | bool) -> pa.Ar
 def _scalar(member: Member) -> Member:
     """Strings, numbers and booleans; anything else is as if it was not there."""
     text, kind = member
-    other = (kind == OBJECT) | (kind == LIST) | (kind == NULL)
+    other = _NO_SCALAR[kind]
     if not other.any():
         return member
     nothing = pa.scalar(None, pa.string())
@@ -203,7 +206,15 @@ def _payload(member: Member) -> tuple[pa.Array, pa.Array]:
 
 
 def _plain(member: Member) -> pa.Array:
-    return extract(member.text, ())
+    """As a template inserts it: strings without quotes and escapes."""
+    text, kind = member
+    data, ends, _ = buffers(text)
+    content = data[ends[0] : ends[-1]]
+    if (kind == STRING).all() and not (content == 92).any():
+        # Without escapes a string has two quotes, at its ends: all of them go at once.
+        shorter = (ends - ends[0] - 2 * np.arange(len(ends))).astype(np.int32)
+        return strings(content[content != 34], shorter)
+    return extract(text, ())
 
 
 def _require(
