@@ -295,16 +295,21 @@ def _made_source(name: str, row: Row, n: int, origin: Origin, wrong: list[str]) 
     elif row["op"] == "r" and row["ddl"] is None:
         source["snapshot"] = "true"  # a copied row has no place in the log
     elif origin.kind == "mysql":
-        source |= {"server_id": 1, "file": "mysql-bin.000001", "pos": n}
+        source["server_id"] = 1
+        source |= {"gtid": row["tx_id"]} if row["tx_id"] else {}
+        source |= {"file": "mysql-bin.000001", "pos": n}
     else:
-        source |= {"lsn": f"0/{n:X}", "txId": n}
+        known = re.fullmatch("[0-9]{1,10}", row["tx_id"] or "")
+        source |= {"lsn": f"0/{n:X}", "txId": int(known[0]) if known else n}
     return source
 
 
 def _split(name: str, op: str, origin: Origin, wrong: list[str]) -> tuple[str, str | None, str]:
     """Database, schema and table of a short `table`."""
     parts = name.split(".")
-    outbox = op == "c" and any(
+    # Messages of the log are always new; of an outbox table any change is marked, since what is no
+    # insert is the processor's to drop.
+    outbox = (op == "c" or origin.kind == "mysql") and any(
         matches(pattern, parts[0] if len(parts) > 1 else None, ".".join(parts[1:]) or name)
         for pattern in origin.outbox
     )

@@ -89,8 +89,21 @@ def test_names_of_tables(origin: Origin, table: str, place: tuple[str, ...]) -> 
     assert (row["db"], row["schema"], row["table"]) == place
 
 
-def test_only_inserts_are_marked_as_outbox_rows() -> None:
-    assert one(read({"op": "d", "table": "shop.outbox"}, MYSQL))["schema"] is None
+def test_any_change_of_an_outbox_table_is_marked_and_of_messages_only_new_ones() -> None:
+    """What is no insert never reaches a sink, so it must not look like a plain change."""
+    for op in "curdt":
+        assert one(read({"op": op, "table": "shop.outbox"}, MYSQL))["schema"] == "__outbox"
+    assert one(read({"op": "d", "table": "events"}, POSTGRES))["schema"] == "public"
+
+
+def test_the_transaction_is_named_in_the_source_too() -> None:
+    line = {"op": "c", "table": "shop.orders", "transaction": {"id": "3e11fa47:23"}}
+    source = json.loads(one(read(line, MYSQL))["source"])
+    assert list(source)[-4:] == ["server_id", "gtid", "file", "pos"]
+    assert source["gtid"] == "3e11fa47:23"
+    for given, named in (("735", 735), (735, 735), ("3e11fa47:23", 1)):
+        line = {"op": "c", "table": "orders", "transaction": {"id": given}}
+        assert json.loads(one(read(line, POSTGRES))["source"])["txId"] == named
 
 
 def test_a_copied_row_has_no_place_in_the_log() -> None:
