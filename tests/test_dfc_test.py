@@ -96,11 +96,17 @@ def specs(
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_examples_pass(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["test", str(ROOT / "examples")]) == 0
+def test_every_example_has_a_test_and_passes(capfd: pytest.CaptureFixture[str]) -> None:
+    code = main(["test", "--require-all", str(ROOT / "examples")])
     out = capfd.readouterr().out
-    assert "\nok quickstart: 7 events; archive 4, screen 4\n" in out
-    assert "FAILED" not in out
+    assert code == 0, out
+    assert out.endswith(f"\n{len(list((ROOT / 'examples').glob('*.yaml')))} passed\n")
+    assert "\nok quickstart: 7 events; archive 4, screen 4;" in out
+
+
+def test_fixtures_of_examples_belong_to_an_example() -> None:
+    for folder in (ROOT / "examples").glob("*.test"):
+        assert folder.with_suffix(".yaml").is_file(), f"{folder} tests nothing"
 
 
 def test_update_then_test_then_a_change(specs: Specs) -> None:
@@ -256,7 +262,7 @@ def test_a_sink_that_gets_nothing_has_an_empty_file(specs: Specs) -> None:
     specs.write("orders.test/events.jsonl", LINE)
     assert specs.run(update=True).startswith("updated orders: 1 event; screen 0;")
     assert specs.read("orders.test/expected/screen.jsonl") == ""
-    assert specs.run() == "ok orders: 1 event; screen 0\n"
+    assert specs.run() == "ok orders: 1 event; screen 0; deletes dropped 1\n"
 
 
 def test_long_differences_are_cut(specs: Specs) -> None:
@@ -491,4 +497,4 @@ def test_record_from_a_live_source_then_replay(specs: Specs) -> None:
     assert tables == writer.execute("SELECT name FROM sqlite_master ORDER BY name").fetchall()
     assert specs.dfc("--update", "quickstart.yaml") == 0
     assert specs.dfc("quickstart.yaml") == 0
-    assert specs.out == "ok quickstart: 3 events; archive 2, screen 2\n"
+    assert specs.out == "ok quickstart: 3 events; archive 2, screen 2; worth-keeping dropped 1\n"
