@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .batch import Batch, Cutter, Piece, sizes
-from .errors import DfcError, ProcessorError, RoutingError, SinkError
+from .errors import DfcError, ProcessorError, Rejected, RoutingError, SinkError
 from .events import SEGMENT, Events
 from .ledger import Ledger
-from .messages import routing_error
+from .messages import Messages, identity, routing_error
 from .sinks.base import Lane, Sink
 
 ACKS = (
@@ -116,7 +116,7 @@ class Outlet:
             if messages is not None and stop > at:
                 if unrouted < stop:
                     raise routing_error(live, unrouted, self.sink.id)
-                self.sink.write(messages.slice(at, stop), live.slice(at, stop))
+                self._write(messages.slice(at, stop), live.slice(at, stop))
                 done, size, ts_ms = self._unit
                 if live.has("ts_ms"):
                     ts_ms = live.ts_ms[stop - 1].as_py()
@@ -125,6 +125,14 @@ class Outlet:
             at = max(at, stop)
             if piece.position is not None and piece.position > self.position:
                 self._commit(piece.position)
+
+    def _write(self, messages: Messages, events: Events) -> None:
+        try:
+            self.sink.write(messages, events)
+        except Rejected as error:
+            row, why = next(iter(error.rows.items()))
+            named = f"sink `{self.sink.id}`: event {identity(events, row)}: {why}"
+            raise Rejected({**error.rows, row: named}) from None
 
     def _commit(self, position: str) -> None:
         self.sink.commit(position)
@@ -144,8 +152,8 @@ class Outlet:
             if isinstance(error, DfcError) and not isinstance(error, SinkError | RoutingError):
                 raise  # the job itself is wrong, and trying again will not mend it
             self.error = reason(error, self.sink.secrets)
-            # The same event has the same destination next time, which is none.
-            self.lasting = isinstance(error, RoutingError)
+            # The same event has the same destination next time, which is none, or the same size.
+            self.lasting = isinstance(error, RoutingError | Rejected)
             if self.opened:
                 with contextlib.suppress(Exception):
                     self.sink.abort()

@@ -37,3 +37,17 @@ class ProcessorError(DfcError):
 
 class SinkError(DfcError):
     """A sink refused or could not be reached; its text must not hold secrets."""
+
+
+class Rejected(SinkError):
+    """Events that a sink will never take, such as ones too large for it.
+
+    By their row in what was written, with the reason. Nothing of that write has gone out.
+    """
+
+    def __init__(self, rows: dict[int, str]) -> None:
+        self.rows = rows
+        super().__init__("; ".join(rows.values()))
+
+    def __reduce__(self) -> tuple[type[Rejected], tuple[dict[int, str]]]:
+        return Rejected, (self.rows,)

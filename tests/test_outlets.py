@@ -10,7 +10,7 @@ import pytest
 from dfc_runtime.batch import Batch
 from dfc_runtime.commit import CommitPolicy
 from dfc_runtime.deliver import SEGMENT, Delivery, Standing, standing_of, standing_text, unpacked
-from dfc_runtime.errors import DfcError
+from dfc_runtime.errors import DfcError, Rejected
 from dfc_runtime.events import Events
 from dfc_runtime.messages import Messages
 from dfc_runtime.sinks import Lane, Sink, SinkFilter
@@ -26,6 +26,7 @@ class Recorder(Sink):
     def __init__(self, id: str, own: str = "", fail_at: int = -1, **named: Any) -> None:
         super().__init__(id, lambda e: Messages(to="x", value=e.after["id"]), **named)
         self.own, self.fail_at = own, fail_at
+        self.error: Exception = OSError("disk full")
         self.units: list[list[int]] = []
         self.open_unit: list[int] = []
         self.calls: list[str] = []
@@ -40,7 +41,7 @@ class Recorder(Sink):
     def write(self, messages: Messages, events: Events) -> None:
         self.open_unit += [int(x) for x in messages.column("value", len(events)).to_pylist()]
         if self.fail_at in self.open_unit:
-            raise OSError("disk full")
+            raise self.error
 
     def commit(self, position: str) -> None:
         self.units.append(self.open_unit)
@@ -173,6 +174,14 @@ def test_processor_errors_name_their_cause() -> None:
 
     with pytest.raises(DfcError, match="said already"):
         run(Recorder("a"), process=ours)
+
+
+def test_an_event_that_a_sink_will_never_take_is_named_and_lasts() -> None:
+    sink = Recorder("a", fail_at=8)
+    sink.error = Rejected({1: "too large"})
+    ack = run(sink)["a"]
+    assert (ack["position"], ack["lasting"]) == (hexed(6), True)
+    assert ack["error"] == f"sink `a`: event dfid:v1:tsrow:{8:032x}: too large"
 
 
 @pytest.mark.parametrize(
