@@ -7,6 +7,15 @@ from typing import Any
 
 import pytest
 
+from .services.fixtures import (  # noqa: F401
+    kafka_server,
+    mariadb_server,
+    nats_server,
+    postgres_server,
+    redis_server,
+    services,
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -1,0 +1,74 @@
+"""pytest fixtures: real servers, started when a test first asks for one, gone when the session is.
+
+A missing server is installed, and where that cannot be done the test fails: nothing is skipped. Each
+session has its own servers on free ports, whatever `./dev.sh up` has running.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from . import Kafka, MariaDB, Nats, Postgres, Redis, Server
+from .install import install
+from .processes import Guard
+
+S = TypeVar("S", bound=Server)
+
+
+class Services:
+    """Starts servers that end with the test session, however it ends."""
+
+    def __init__(self) -> None:
+        self.guard = Guard()
+        # Not pytest's folder: the servers' users could not look into it, and it would be kept.
+        self.folder = Path(tempfile.mkdtemp(prefix="dfc-services-"))
+        self.folder.chmod(0o755)
+        self.guard.remove(self.folder)
+        self._count = 0
+
+    def start(self, server: type[S], **settings: Any) -> S:
+        """A server of its own for the caller, with `settings` of its class."""
+        install([server])
+        self._count += 1
+        home = self.folder / f"{self._count}-{server.name}"
+        started = server(home, durable=False, guard=self.guard, **settings)
+        started.start()
+        return started
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    """For tests that stop or freeze a server, or need one with settings of its own."""
+    made = Services()
+    yield made
+    made.guard.close()
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(services: Services) -> MariaDB:
+    return services.start(MariaDB)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(services: Services) -> Postgres:
+    return services.start(Postgres)
+
+
+@pytest.fixture(scope="session")
+def kafka_server(services: Services) -> Kafka:
+    return services.start(Kafka)
+
+
+@pytest.fixture(scope="session")
+def redis_server(services: Services) -> Redis:
+    return services.start(Redis)
+
+
+@pytest.fixture(scope="session")
+def nats_server(services: Services) -> Nats:
+    return services.start(Nats)
