@@ -225,6 +225,14 @@ def test_keys_that_come_twice_in_the_row_collide_too() -> None:
     assert collision('{"a":1,"a":1}') == (1, "a")
 
 
+def test_a_name_that_is_no_json_is_no_collision() -> None:
+    broken = '{"\\x":1,"\\x":2}'
+    column = pa.array([broken])
+    for kernel in (kernels.flatten_rows, COMPILED):
+        found = kernels.flatten_buffers(column, Rules(on_collision="error"), kernel)
+        assert found.to_pylist() == kernels.flatten_python(column, Rules()).to_pylist() == [broken]
+
+
 def test_index_and_name_may_collide() -> None:
     assert flat('{"a":[1,2],"a__1":3}', lists="index") == '{"a__0":1,"a__1":3}'
 
