@@ -163,7 +163,7 @@ def _test(arguments: argparse.Namespace) -> int:
     ]
     if given:
         raise UsageError(f"{', '.join(given)}: only for --record, a replay starts no Spark")
-    plans = _plans(arguments)
+    plans = _plans(arguments, side_by_side=False)  # offline nothing is shared
     if find_spec("pyarrow") is None or find_spec("dfc_runtime") is None:
         raise UsageError(
             "a replay needs the runtime: install dfc with its `run` extra, as in pip install '.[run]'"
@@ -258,7 +258,9 @@ def _version(arguments: argparse.Namespace) -> int:
 
 
 def _plans(
-    arguments: argparse.Namespace, diagnostics_json: bool | None = None
+    arguments: argparse.Namespace,
+    diagnostics_json: bool | None = None,
+    side_by_side: bool = True,
 ) -> list[tuple[Spec, Plan]]:
     """The plans of all specs of the call; all diagnostics of all of them first."""
     diagnostics = Diagnostics()
@@ -267,8 +269,9 @@ def _plans(
         plan = plan_pipeline(spec, diagnostics, arguments.allow_literal_secrets)
         if plan:
             plans.append((spec, plan))
-    with suppress(Enough):
-        _across(plans, diagnostics)
+    if side_by_side:
+        with suppress(Enough):
+            _across(plans, diagnostics)
     as_json = getattr(arguments, "json", False) if diagnostics_json is None else diagnostics_json
     _report(diagnostics, as_json)
     return plans

@@ -377,7 +377,9 @@ def test_check_of_a_folder_names_each_file(dfc: Dfc) -> None:
 
 
 def test_a_job_is_utf_8_in_any_locale(dfc: Dfc) -> None:
-    dfc.write("a.yaml", named("a", processors=[{**SCRIPT, "inline": "// grün 😀"}]))
+    dfc.write(
+        "a.yaml", named("a", processors=[{**SCRIPT, "inline": "(event) => event // grün 😀"}])
+    )
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = process("compile", "a.yaml", cwd=dfc.folder, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
