@@ -35,14 +35,29 @@ EOF
     cat <<'EOF'
   run FILE [ARGS]   dfc run FILE ARGS
   dfc [ARGS]        any other dfc command, in the project's environment
-  up                start the services that tests and examples use
-  down              stop them
-  status            show the environment and the services
+  up [NAME...]      start mariadb, postgres, kafka, redis and nats, or those named; install what is missing
+  down [NAME...]    stop them; --wipe removes their data
+  status, ps        show the environment and the services
   setup             virtual environment, packages, Java; quick when nothing has changed
-  clean             remove the environment, caches and demo files; keeps data/ and out/
+  clean             stop the services, remove the environment, caches and demo files; keeps data/ and out/
   help              this text
 
-Set PYTHON to choose the interpreter, JAVA_HOME to choose the Java.
+What is in the services:
+  mysql-sh [SQL]                        MariaDB's client
+  pg-sh [SQL]                           psql
+  k-list                                topics and their partitions
+  k-create TOPIC [PARTITIONS]           make a topic
+  k-consume TOPIC [N]                   key, headers and value of messages, then those to come
+  k-inspect TOPIC [N]                   only those that are there
+  k-produce TOPIC                       send lines of the input: KEY<tab>VALUE, or VALUE
+  redis-read STREAM [N]                 entries of a stream
+  redis-sh, redis-cli [ARGS]            Redis' client
+  nats-sub SUBJECT [N]                  messages that JetStream holds, then those to come
+  nats-stream-add, nats-stream-create NAME SUBJECTS
+                                        make a JetStream stream
+
+Set PYTHON to choose the interpreter, JAVA_HOME to choose the Java, MAVEN_REPO to choose where Kafka is
+downloaded from.
 EOF
 }
 
@@ -242,10 +257,16 @@ quiet_unless_failing() {
 }
 
 run_tests() {
-    local failed='' started=$SECONDS
+    local failed='' started=$SECONDS installing
     setup
+    # Servers that are missing come while the linters run. Where they cannot be had, the tests that need
+    # them fail and the others are worth running.
+    python -m tests.services install >"$DEV/install.txt" 2>&1 &
+    installing=$!
     heading "lint"
     lint || failed="$failed lint"
+    wait "$installing" || true
+    cat "$DEV/install.txt"
     heading "tests"
     python -m pytest "$@" || failed="$failed tests"
     [ -z "$failed" ] || die "failed:$failed (after $((SECONDS - started)) s)"
@@ -359,14 +380,28 @@ stop_job() {
 
 # --- the rest -------------------------------------------------------------------------
 
+# The module needs no packages for what it does here.
+services_without_setup() {
+    local python=$VENV/bin/python
+    [ -x "$python" ] || python=$(find_python) || exit 1
+    "$python" -m tests.services "$@"
+}
+
+services_with_setup() {
+    setup >&2
+    export CALLER
+    exec python -m tests.services "$@"
+}
+
 status() {
     if [ -f "$VENV/.dfc-stamp" ]; then say "python: $("$VENV/bin/python" --version) in .venv"; else say "python: not set up"; fi
     if [ -f "$DEV/java" ]; then say "java: $(cat "$DEV/java")"; else say "java: not set up"; fi
-    no_services
+    services_without_setup status
 }
-no_services() { say "services: no services are needed yet"; }
 
 clean() {
+    # Otherwise they would go on without their data.
+    if [ -d "$DEV/services" ]; then services_without_setup down --wipe; fi
     rm -rf "$VENV" "$DEV" build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
         .hypothesis spark-warehouse metastore_db
     find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -399,8 +434,12 @@ main() {
         ;;
     run) dfc_from_caller run "$@" ;;
     dfc) dfc_from_caller "$@" ;;
-    up | down) no_services ;;
-    status) status ;;
+    down) services_without_setup down "$@" ;;
+    status | ps) status ;;
+    up | mysql-sh | pg-sh | k-list | k-create | k-consume | k-inspect | k-produce | redis-read | redis-sh | \
+        redis-cli | nats-sub | nats-stream-add | nats-stream-create)
+        services_with_setup "$command" "$@"
+        ;;
     clean) clean ;;
     help | -h | --help) usage ;;
     *) unknown "$command" ;;

@@ -10,9 +10,9 @@ from . import SERVERS, ServiceError, helpers, stack
 from .install import install
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev.sh", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="./dev.sh", allow_abbrev=False)
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, *others: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, aliases=others, allow_abbrev=False)
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     added = command("redis-read")
     added.add_argument("stream")
     added.add_argument("count", nargs="?", type=int)
-    command("redis-sh", "redis-cli").add_argument("arguments", nargs=argparse.REMAINDER)
+    command("redis-sh", "redis-cli").add_argument("arguments", nargs="*")
     added = command("nats-sub")
     added.add_argument("subject")
     added.add_argument("count", nargs="?", type=int, help="end after so many")
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("subjects", nargs="+")
     for name in ("mysql-sh", "pg-sh"):
         command(name).add_argument("sql", nargs="?")
-    return parser
+    return made
 
 
 def main(arguments: list[str]) -> int:
@@ -59,11 +59,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    parser = _parser()
-    asked = vars(parser.parse_args(arguments))
+    # All that follows is the client's, options too.
+    if arguments[0] in ("redis-sh", "redis-cli") and arguments[1:] != ["--help"]:
+        helpers.redis_sh(*arguments[1:])
+    asked = vars(parser().parse_args(arguments))
     names = asked.get("names", [])
     if unknown := [name for name in names if name not in SERVERS]:
-        parser.error(f"no service {', '.join(unknown)}; there are: {', '.join(SERVERS)}")
+        parser().error(f"no service {', '.join(unknown)}; there are: {', '.join(SERVERS)}")
     match asked.pop("command"):
         case "install":
             install(SERVERS[name] for name in names or SERVERS)
@@ -73,8 +75,6 @@ def _main(arguments: list[str]) -> int:
             stack.down(names, asked["wipe"])
         case "status":
             stack.status()
-        case "redis-sh" | "redis-cli":
-            helpers.redis_sh(*asked["arguments"])
         case "nats-stream-add" | "nats-stream-create":
             helpers.nats_stream_add(asked["stream"], *asked["subjects"])
         case other:

@@ -159,7 +159,7 @@ class Server(ABC):
     def start(self, ports: Iterable[int] = ()) -> None:
         """Starts it unless it runs, and waits until it is ready.
 
-        The port is the one it had before, or the first of `ports` that is free, or any.
+        The port is the first of `ports` that is free, or the one it had before, or any.
         """
         if self.running:
             self._wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -37,7 +38,9 @@ def up(names: list[str]) -> bool:
                 problems.append(str(problem))
     _write_env()
     if ENV.exists():
-        print(f"\n{ENV.read_text(encoding='utf-8')}\nIn your shell: source {_shown(ENV)}")
+        print(
+            f"\n{ENV.read_text(encoding='utf-8')}\nIn your shell: source {shlex.quote(str(_shown(ENV)))}"
+        )
     for problem in problems:
         print(f"\n{problem}")
     return not problems
@@ -87,7 +90,6 @@ def _write_env() -> None:
 
 
 def _shown(path: Path) -> Path:
-    try:
-        return path.relative_to(Path.cwd())
-    except ValueError:
-        return path
+    """As seen from where dev.sh was called."""
+    caller = Path(os.environ.get("CALLER", "."))
+    return path.relative_to(ROOT) if caller.resolve() == ROOT else path
