@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-WORTH_COMPILING = 50_000  # rows; about a fifth of a second of the Python way
+WORTH_COMPILING = 50_000  # rows; a fifth of a second to two seconds of the Python way
 
 
 class Kernel:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from .jit import WORTH_COMPILING as WORTH_COMPILING
 from .jit import Kernel
 
 # What a value begins with tells what it is; a digit or a minus begins a number.
