@@ -23,6 +23,17 @@ class MissingEnv(ConfigError):
         return MissingEnv, (self.names,)
 
 
+class TakenOver(DfcError):
+    """Another runner has the pipeline now; this one must not go on."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        super().__init__(f"another runner has taken the pipeline `{pipeline}` over")
+
+    def __reduce__(self) -> tuple[type[TakenOver], tuple[str]]:
+        return TakenOver, (self.pipeline,)
+
+
 class Unavailable(DfcError):
     """A part that this version does not have."""
 

@@ -21,10 +21,11 @@ from .batch import Batch
 from .commit import CommitPolicy, Settle
 from .deliver import Delivery, Process
 from .env import Env
-from .errors import ConfigError, DfcError, MissingEnv
+from .errors import ConfigError, DfcError, MissingEnv, TakenOver
 from .events import EVENT_COLUMNS, Events
 from .failure import failure_line
 from .features import check_all, check_needs
+from .lease import Lease
 from .positions import Positions
 from .progress import progress_for
 from .record import Recording, record_sink
@@ -78,6 +79,7 @@ class Job:
         self._spark: Any = None
         self._own_spark = False
         self._storage: SqliteStorage | None = None
+        self._lease: Lease | None = None
         self._positions: Positions | None = None
         self._start = ""
         self._settle: Settle | None = None
@@ -112,6 +114,7 @@ class Job:
         atexit.register(self._leave)
         conf = dict(_conf(item) for item in self.args.conf)
         try:
+            self._take_lease()
             self._spark, self._own_spark = spark_session.start(
                 self.name, str(self._scratch.path), self.args.master, conf, self.args.verbose
             )
@@ -213,6 +216,8 @@ class Job:
             # Whoever stopped us may have stopped Java or the workers as well. What the last epoch
             # did not commit is delivered by the next run.
             self.progress.say("warning", "cut short", reason=failure_line(error))
+        if self._lease is not None and not self._lease.held:
+            self._fail(TakenOver(self.name))
         left_behind = sorted(self._settle.away)
         # First, because Spark's client may complain about a Java that has gone: the last word is ours.
         self._leave()
@@ -253,6 +258,14 @@ class Job:
         if not self._running:
             raise SystemExit(0)
 
+    def _take_lease(self) -> None:
+        """Opens storage, and makes sure that nobody else runs this pipeline on it."""
+        if self.args.dry_run or self.args.record or self._storage_spec.backend == "memory":
+            return
+        self._storage = self._storage_spec.open()
+        self._lease = Lease(self._storage, self.name, self.stop)
+        self._lease.acquire(lambda why: self.progress.say("info", "waiting", reason=why))
+
     def _leave(self) -> None:
         """Lets everything go; also when the process ends half way through its start."""
         atexit.unregister(self._leave)
@@ -262,6 +275,10 @@ class Job:
                 self._spark.stop()
         while self._handlers:
             signal.signal(*self._handlers.popitem())
+        if self._lease is not None:
+            with contextlib.suppress(Exception):  # storage may be gone: the lease ends by itself
+                self._lease.release()
+            self._lease = None
         if self._storage is not None:
             self._storage.close()
             self._storage = None
@@ -290,8 +307,10 @@ class Job:
             spec = Storage("sqlite", str(self._scratch.path / "state.db"))
         ids, lanes = self._standing
         if not self.args.dry_run:
-            self._storage = spec.open()
-            return Positions(self._storage, self.name, source_id, ids, lanes)
+            if self._storage is None:
+                self._storage = spec.open()
+            guard = self._lease.guard if self._lease is not None else None
+            return Positions(self._storage, self.name, source_id, ids, lanes, guard=guard)
         # A dry run begins where the sinks stand, and leaves no trace.
         known = spec.open() if os.path.exists(spec.path) else None
         try:

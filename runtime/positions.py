@@ -23,8 +23,10 @@ class Positions:
         sinks: Iterable[str],
         lanes: int,
         keep: bool = True,
+        guard: tuple[str, str, str] | None = None,
     ) -> None:
         self._storage = storage
+        self._guard = guard
         self._keep = keep and storage is not None
         self._prefix = f"{pipeline}/{source_id}::sink::"
         self.lanes = lanes
@@ -67,7 +69,7 @@ class Positions:
             ).encode()
         if values and self._keep:
             assert self._storage is not None
-            self._storage.put_all(NAMESPACE, values)
+            self._storage.put_all(NAMESPACE, values, guard=self._guard)
 
     def _key(self, sink: str, lane: int) -> str:
         return f"{self._prefix}{sink}::{lane}"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import TakenOver
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS df_kv (
   ns TEXT NOT NULL, key TEXT NOT NULL, val BLOB NOT NULL,
@@ -85,11 +87,23 @@ class SqliteStorage:
     def put(self, ns: str, key: str, value: bytes, ttl_secs: int | None = None) -> None:
         self.put_all(ns, {key: value}, ttl_secs)
 
-    def put_all(self, ns: str, values: Mapping[str, bytes], ttl_secs: int | None = None) -> None:
-        """All of them or none."""
+    def put_all(
+        self,
+        ns: str,
+        values: Mapping[str, bytes],
+        ttl_secs: int | None = None,
+        guard: tuple[str, str, str] | None = None,
+    ) -> None:
+        """All of them or none; with a guard, only while that slot's state still names its token."""
         now = _now()
         expires = None if ttl_secs is None else now + ttl_secs
         with self._transaction() as db:
+            if guard is not None:
+                row = db.execute(
+                    "SELECT state FROM df_slot WHERE ns = ? AND key = ?", guard[:2]
+                ).fetchone()
+                if row is None or guard[2].encode() not in bytes(row[0]):
+                    raise TakenOver(guard[1])
             db.executemany(
                 "INSERT INTO df_kv VALUES (?, ?, ?, ?, ?) ON CONFLICT (ns, key) DO UPDATE SET"
                 " val = excluded.val, updated_at = excluded.updated_at,"
