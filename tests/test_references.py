@@ -143,7 +143,7 @@ def test_what_may_stand_where(kind: str | None, text: str, code: str | None) -> 
 
 
 def test_a_script_is_never_touched() -> None:
-    script = "`${event.op} $$ ${NAME} ${` // ${"
+    script = "(event) => `${event.op} $$ ${NAME}` && event // ${"
     processor = {"type": "javascript", "id": "s", "inline": script}
     (step,) = compiled(spec(processors=[processor])).plan.passes[0].steps
     assert getattr(step, "script") == script  # noqa: B009
