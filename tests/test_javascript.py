@@ -128,7 +128,7 @@ def test_what_a_script_returns_is_what_goes_on(engine: str, script: str, kept: l
         ("function processBatch(events) { events[0].route(); }", r"route: expects \{topic"),
         ("function processBatch(events) { events[0].route({topic: {}}); }", "topic must be text"),
         ("function processBatch(events) { throw 'no'; }", "thrown: no"),
-        ("function processBatch(events) { throw null; }", "thrown: null"),
+        ("function processBatch(events) { throw null; }", "thr(own:|ew) null"),
         ("function other() {}", r"it defines no processBatch\(events\)"),
         ("let processBatch = 5", r"it defines no processBatch\(events\)"),
     ],
@@ -496,7 +496,9 @@ def test_a_hostile_script_is_stopped_and_the_worker_lives_on(engine: str, name: 
 def test_limits_are_named(engine: str) -> None:
     with pytest.raises(ProcessorError, match=r"stopped: it (used|took) more than 70 ms"):
         run(engine, HOSTILE["endless loop"], events(ROW), cpu_ms=70, timeout_ms=70)
-    with pytest.raises(ProcessorError, match=r"stopped: it used more memory than `limits.mem_mb`"):
+    with pytest.raises(
+        ProcessorError, match=r"stopped: it .*used more memory than `limits.mem_mb`"
+    ):
         run(engine, HOSTILE["array"], events(ROW), mem_mb=16)
 
 

@@ -16,6 +16,7 @@ from .. import ids
 from ..batch import Batch, sizes
 from ..errors import ProcessorError
 from ..events import MADE_COLUMNS, Events
+from ..kernels.canonical import canonical
 from ..ledger import DeadLetter
 from ..messages import identity
 from ..scripts.sandbox import Answer, Script, sandbox_for
@@ -114,14 +115,15 @@ def _guilty(script: Script, events: Events, answer: Answer) -> tuple[Events, Ans
 
 
 def _call(script: Script, events: Events) -> Answer:
-    answer = sandbox_for(script).call(len(events), _columns(events))
+    sandbox = sandbox_for(script)
+    answer = sandbox.call(len(events), _columns(events, sandbox.looks))
     if answer.news:
         _say(script, events, answer.news)
     return answer
 
 
-def _columns(e: Events) -> list[Any]:
-    """The columns in the driver's order of fields."""
+def _columns(e: Events, looks: bool) -> list[bytes]:
+    """The columns in the driver's order of fields; more about rows for a script that reads them."""
     times = _joined(e.ts_ms)
     return [
         _joined(e.before.text),
@@ -141,10 +143,24 @@ def _columns(e: Events) -> list[Any]:
         _joined(pc.if_else(pc.fill_null(e.tx_end, False), "1", "")),
         _joined(_qualified(e)),
         times,
+        _sure(e.before.text) if looks else b"",
+        _sure(e.after.text) if looks else b"",
     ]
 
 
-def _joined(column: pa.Array) -> Any:
+def _sure(images: pa.Array) -> bytes:
+    """Which images the engine need not try out: those that it would print as they are."""
+    if images.null_count == len(images):
+        return b""
+    told = canonical(images)
+    if told is None or not told.any():
+        return b""
+    if told.sum() == len(images) - images.null_count:
+        return b"=1"
+    return _joined(pa.array(np.where(told, "1", "")))
+
+
+def _joined(column: pa.Array) -> bytes:
     """All values in one text, which costs one copy of the bytes and nothing per event."""
     if column.null_count == len(column):
         return b""
@@ -152,7 +168,7 @@ def _joined(column: pa.Array) -> Any:
     if texts.null_count:
         texts = pc.fill_null(texts, "")
     whole = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    return b"|" + pc.binary_join(whole, _UNIT)[0].as_buffer().to_pybytes()
+    return b"|" + bytes(pc.binary_join(whole, _UNIT)[0].as_buffer())
 
 
 def _one(text: str | None) -> bytes:

@@ -55,6 +55,8 @@
   ];
   const BEFORE = 0;
   const AFTER = 1;
+  // Two more columns, by image: whether the host knows that JSON.stringify gives its text back.
+  const SURE = FIELDS.length;
   const EVENT_ID = 6;
   const TAGS = 12;
   const INDEX = { __proto__: null };
@@ -64,6 +66,7 @@
   let values = [];
   let rows = 0;
   let targets = []; // behind the proxies
+  let looked = false; // the script has read a row
   const strange = new Set(); // fields that a script set in vain, for one warning each
 
   function valueAt(field, row) {
@@ -249,8 +252,9 @@
   const notes = new WeakMap(); // object or array -> {text, image, keys, raw}
 
   function readRow(row, field, text) {
+    looked = true;
     const value = parse(text);
-    if (stringify(value) === text) return value;
+    if (valueAt(SURE + field, row[ROW]) !== "" || stringify(value) === text) return value;
     const noted = readNoted(text);
     const all = row[NOTES] || (row[NOTES] = []);
     if (noted !== null && typeof noted === "object") all[field] = notes.get(noted);
@@ -465,6 +469,7 @@
     lines = [];
     unsaid = 0;
     current = -1;
+    looked = false;
     strange.clear();
     try {
       // Joined rather than added up: the host takes no text that is still in pieces.
@@ -477,7 +482,7 @@
   }
 
   function told(failed, error) {
-    const news = { lines, unsaid, fields: [...strange] };
+    const news = { lines, unsaid, fields: [...strange], looked };
     if (failed) {
       let what = "";
       try {
@@ -573,8 +578,12 @@
       const row = item[ROW];
       if (row !== undefined) {
         const loaded = row[LOADED];
-        if (loaded & (1 << BEFORE)) before.add(i, imageText(row.before, "before", parent, BEFORE));
-        if (loaded & (1 << AFTER)) after.add(i, imageText(row.after, "after", parent, AFTER));
+        if (loaded & (1 << BEFORE)) {
+          before.put(i, imageText(row.before, "before", parent, BEFORE), valueAt(BEFORE, parent));
+        }
+        if (loaded & (1 << AFTER)) {
+          after.put(i, imageText(row.after, "after", parent, AFTER), valueAt(AFTER, parent));
+        }
         if (loaded & (1 << TAGS)) tags.add(i, tagsText(row.tags));
         if (row[ROUTE] !== undefined) routing.add(i, row[ROUTE]);
         if (row[ODD]) look(row, parent);
@@ -604,6 +613,9 @@
     add(i, text) {
       this.at.push(i);
       this.texts.push(text);
+    }
+    put(i, text, old) {
+      if (text !== old) this.add(i, text);
     }
     text() {
       return this.at.join() + GROUP + this.texts.join(UNIT);

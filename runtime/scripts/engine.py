@@ -55,7 +55,13 @@ class QuickJs:
         self.without_function = bool(self._guarded(bind, context.eval(_ENTRY), completion))
 
     def call(self, rows: int, columns: list[str]) -> str:
-        return str(self._guarded(self._call, rows, *columns))
+        answer = str(self._guarded(self._call, rows, *columns))
+        if answer[:1] == "!":
+            if '"error":"InternalError: out of memory' in answer:
+                raise Stopped(_MEMORY)
+            if '"error":"thrown: null"' in answer:  # there was no room left for an error either
+                raise Stopped(f"threw null, or {_MEMORY}")
+        return answer
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -137,8 +143,6 @@ def main() -> None:
                     "it defines no processBatch(events) and is no (event) => … either"
                 )
             answer = engine.call(int(frame[0]), frame[1:])
-            if answer[:1] == "!" and '"error":"InternalError: out of memory' in answer:
-                raise Stopped(_MEMORY)
         except ScriptError as error:
             at_start = engine is None or engine.without_function
             told = {"error": str(error), "stack": error.stack, "at": -1, "at_start": at_start}

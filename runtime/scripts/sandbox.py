@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
-import pyarrow as pa
-
 from ..errors import ConfigError, ProcessorError
 from .engine import FAR
 
@@ -59,10 +57,11 @@ class Sandbox:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.looks = False  # whether it has read a row when it was called last
         self._limit_secs = min(script.cpu_ms, script.timeout_ms) / 1000
         self._process: subprocess.Popen[bytes] | None = None
 
-    def call(self, rows: int, columns: Sequence[pa.Buffer | bytes]) -> Answer:
+    def call(self, rows: int, columns: Sequence[bytes]) -> Answer:
         """Runs the script once over these columns."""
         if self._process is None:
             self._start()
@@ -73,8 +72,10 @@ class Sandbox:
             return Answer(error=f"stopped: it did not end within {self._limit_secs * 1000:.0f} ms")
         match text[:1]:
             case "+":
-                *sections, news = text[1:].split("\x1e")
-                return Answer(sections, news=json.loads(news))
+                *sections, last = text[1:].split("\x1e")
+                news = json.loads(last)
+                self.looks = news["looked"]
+                return Answer(sections, news=news)
             case "!":
                 news = json.loads(text[1:])
                 at_start = news.get("at_start", False)
@@ -115,10 +116,9 @@ class Sandbox:
             self.close()
             raise ProcessorError(f"script `{self.script.id}`: its engine does not start")
 
-    def _send(self, parts: Sequence[pa.Buffer | bytes]) -> None:
+    def _send(self, parts: Sequence[bytes]) -> None:
         assert self._process is not None and self._process.stdin is not None
-        lengths = [len(part) if isinstance(part, bytes) else part.size for part in parts]
-        head = struct.pack(f"<{len(parts) + 1}I", len(parts), *lengths)
+        head = struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
         with contextlib.suppress(BrokenPipeError):  # shows as an answer that does not come
             self._process.stdin.write(b"".join([head, *parts]))
             self._process.stdin.flush()
