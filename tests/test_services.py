@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
@@ -21,6 +22,7 @@ import pytest
 
 from .services import SERVERS, Kafka, MariaDB, Nats, Postgres, Redis, ServiceError, jars, processes
 from .services import install as installing
+from .services.certificates import Certificates
 from .services.fixtures import Services
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,6 +88,35 @@ def test_kafka_serves_consumer_groups_of_both_protocols(kafka_server: Kafka) -> 
         message = consumer.poll(20)
         assert message is not None and message.value() == b"v"
         consumer.close()
+
+
+def test_kafka_has_listeners_with_tls_and_passwords(services: Services) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    server = services.start(Kafka, secure=True)
+
+    def reached(**settings: str) -> bool:
+        """Whether the broker answers; as soon as it has refused, it has not."""
+        refused: list[Any] = []
+        final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+        on_error = {"error_cb": lambda error: error.code() in final and refused.append(error)}
+        client = AdminClient({"log_level": 0, **on_error, **settings})
+        deadline = time.monotonic() + 20
+        while not refused and time.monotonic() < deadline:
+            client.poll(0.05)
+            with contextlib.suppress(KafkaException):
+                return len(client.list_topics(timeout=0.3).brokers) == 1
+        return False
+
+    for protocol in ("PLAINTEXT", "SSL", "SASL_SSL"):
+        assert reached(**server.client(protocol)), protocol
+    sasl = server.client("SASL_SSL")
+    assert not reached(**{**sasl, "sasl.password": "wrong"})
+    # The authority of another server.
+    other = Certificates.make(services.folder / "other")
+    assert not reached(**{**sasl, "ssl.ca.location": str(other.ca)})
+    server.stop()
 
 
 def test_redis_keeps_a_stream(redis_server: Redis) -> None:
@@ -219,7 +250,7 @@ def test_a_process_is_not_taken_for_one_that_had_its_id_before(services: Service
     bystander = subprocess.Popen(["sleep", "60"])
     home = services.folder / "stale"
     home.mkdir()
-    state = f'{{"port": 1, "pid": {bystander.pid}, "born": "earlier"}}'
+    state = f'{{"ports": {{"port": 1}}, "pid": {bystander.pid}, "born": "earlier"}}'
     (home / "state.json").write_text(state, encoding="utf-8")
     stale = Redis(home)
     assert not stale.running
@@ -312,12 +343,15 @@ def test_mavens_mirror_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # --- as ./dev.sh has it ---------------------------------------------------------------
 
 
-def services_command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`./dev.sh ARGUMENTS`, with the servers in another folder than the user's."""
+def services_command(
+    home: Path, *arguments: str, usual_port: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """`./dev.sh ARGUMENTS`, with a folder and a port for Redis that are not the user's."""
     code = (
         "import pathlib, sys\n"
-        "from tests.services import __main__, stack\n"
+        "from tests.services import Redis, __main__, stack\n"
         f"stack.HOME = pathlib.Path({str(home)!r}); stack.ENV = stack.HOME / 'env'\n"
+        f"Redis.usual_port = {usual_port}\n"
         "sys.exit(__main__.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *arguments]
@@ -327,21 +361,21 @@ def services_command(home: Path, *arguments: str) -> subprocess.CompletedProcess
 def test_up_status_and_down(tmp_path: Path) -> None:
     import redis
 
+    port = processes.free_port()
     try:
-        up = services_command(tmp_path, "up", "redis")
+        up = services_command(tmp_path, "up", "redis", usual_port=port)
         assert up.returncode == 0, up.stdout + up.stderr
-        assert re.search(r"^redis +127\.0\.0\.1:\d+ +ready after", up.stdout, re.MULTILINE)
+        assert re.search(rf"^redis +127\.0\.0\.1:{port} +ready after", up.stdout, re.MULTILINE)
         env = (tmp_path / "env").read_text(encoding="utf-8")
         assert env in up.stdout
-        uri = re.fullmatch(r"export REDIS_URI=(redis://127\.0\.0\.1:\d+)\n", env)
-        assert uri
+        assert env == f"export REDIS_URI=redis://127.0.0.1:{port}\n"
         assert "was running" in services_command(tmp_path, "up", "redis").stdout
 
         status = services_command(tmp_path, "status").stdout.splitlines()
         assert len(status) == len(SERVERS)
         assert [line.split()[0] for line in status if "running" in line] == ["redis"]
 
-        with redis.Redis.from_url(uri[1]) as client:
+        with redis.Redis(port=port) as client:
             client.xadd("orders", {"op": "c"}, id="1-1")
         assert services_command(tmp_path, "redis-read", "orders").stdout == "1-1\n  op: c\n"
     finally:

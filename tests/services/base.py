@@ -166,9 +166,11 @@ class Server(ABC):
             return
         if missing := self.missing():
             raise ServiceError(f"{self.name}: not installed: {', '.join(missing)}")
-        wanted = [*ports, *([self._state["port"]] if "port" in self._state else [])]
+        wanted = [*ports, *filter(None, [self._ports().get("port")])]
         for attempt in range(3):
-            self._state = {"port": next(filter(processes.is_free, wanted), processes.free_port())}
+            others = {key: port for key, port in self._ports().items() if processes.is_free(port)}
+            port = next(filter(processes.is_free, wanted), None) or self._unused(others)
+            self._state = {"ports": others | {"port": port}}
             self.home.mkdir(parents=True, exist_ok=True)
             self._initialise_once()
             self.prepare()
@@ -180,7 +182,7 @@ class Server(ABC):
                 if self.running or attempt == 2 or not processes.answers(self.port):
                     self.stop()
                     raise
-                wanted = []
+                wanted, self._state = [], {}
             else:
                 return
 
@@ -224,11 +226,23 @@ class Server(ABC):
 
     def _port(self, key: str) -> int:
         """A port of this server; those beside the first are any that is free."""
-        if key not in self._state:
+        ports = self._ports()
+        if key not in ports:
             if key == "port":
                 raise ServiceError(f"{self.name} is not running: ./dev.sh up {self.name}")
-            self._state[key] = processes.free_port()
-        return int(self._state[key])
+            ports[key] = self._unused(ports)
+        return ports[key]
+
+    def _ports(self) -> dict[str, int]:
+        ports: dict[str, int] = self._state.setdefault("ports", {})
+        return ports
+
+    @staticmethod
+    def _unused(ports: Mapping[str, int]) -> int:
+        """Those that are chosen but not in use yet look free."""
+        while (port := processes.free_port()) in ports.values():
+            pass
+        return port
 
     @cached_property
     def _user(self) -> dict[str, Any]:

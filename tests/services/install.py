@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from . import jars
 from .base import ROOT, Server, ServiceError
@@ -76,18 +77,18 @@ def _packages(servers: list[type[Server]], say: Callable[[str], None]) -> None:
     say(f"services: installed in {time.monotonic() - started:.0f} s")
 
 
-def _apt(log: object, names: list[str]) -> bool:
+def _apt(log: IO[str], names: list[str]) -> bool:
     # --no-remove: a server that conflicts with one the user has is not worth it.
     options = ["-y", "--no-install-recommends", "--no-remove", "-o", "DPkg::Lock::Timeout=300"]
     return _run(log, "apt-get", "install", *options, *names)
 
 
-def _run(log: object, *command: str) -> bool:
+def _run(log: IO[str], *command: str) -> bool:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=log,  # type: ignore[arg-type]
+        stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
     )
@@ -108,7 +109,7 @@ def _nothing_starts() -> Iterator[None]:
         _POLICY.unlink(missing_ok=True)
 
 
-def _disable(log: object, names: list[str]) -> None:
+def _disable(log: IO[str], names: list[str]) -> None:
     if shutil.which("systemctl") and Path("/run/systemd/system").is_dir():
         for unit in _UNITS:
             if unit in names:

@@ -37,7 +37,7 @@ class Jar:
 def listed() -> list[Jar]:
     lines = LIST.read_text(encoding="utf-8").splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
-    return [Jar(*coordinates.split(":"), sha256) for coordinates, sha256 in rows]
+    return [Jar(*f"{coordinates}:{sha256}".split(":")) for coordinates, sha256 in rows]
 
 
 def folder() -> Path:

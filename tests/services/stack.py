@@ -38,11 +38,9 @@ def up(names: list[str]) -> bool:
                 problems.append(str(problem))
     _write_env()
     if ENV.exists():
-        print(
-            f"\n{ENV.read_text(encoding='utf-8')}\nIn your shell: source {shlex.quote(str(_shown(ENV)))}"
-        )
-    for problem in problems:
-        print(f"\n{problem}")
+        print(f"\n{ENV.read_text(encoding='utf-8')}\nIn your shell: source {_shown(ENV)}")
+    for said in problems:
+        print(f"\n{said}")
     return not problems
 
 
@@ -89,7 +87,8 @@ def _write_env() -> None:
         ENV.unlink(missing_ok=True)
 
 
-def _shown(path: Path) -> Path:
+def _shown(path: Path) -> str:
     """As seen from where dev.sh was called."""
-    caller = Path(os.environ.get("CALLER", "."))
-    return path.relative_to(ROOT) if caller.resolve() == ROOT else path
+    if Path(os.environ.get("CALLER", ".")).resolve() == ROOT and path.is_relative_to(ROOT):
+        path = path.relative_to(ROOT)
+    return shlex.quote(str(path))
