@@ -270,7 +270,7 @@ def _in_url(scheme: str, rest: str) -> bool:
             userinfo = rest.rpartition("@")[0]
     user, colon, password = userinfo.partition(":")
     # redis://:pw@host has an empty user, nats://token@host only the one part.
-    return _known(password if colon else "" if scheme in _HAS_USERS else user)
+    return _known(password if colon else "" if scheme.partition("+")[0] in _HAS_USERS else user)
 
 
 def _known(secret: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .base import Lane, Sink, SinkFilter
 from .console import ConsoleSink, DryRunSink
 from .file import FileSink
-from .unbuilt import KafkaSink, NatsSink, RedisSink
+from .redis import RedisSink
+from .unbuilt import KafkaSink, NatsSink
 
 __all__ = [
     "ConsoleSink",

@@ -55,34 +55,6 @@ class KafkaSink(_Unbuilt):
         return tuple(v for k, v in self.client_conf.items() if "password" in k or "secret" in k)
 
 
-class RedisSink(_Unbuilt):
-    kind: ClassVar[str] = "redis"
-
-    def __init__(
-        self,
-        id: str,
-        messages: Callable[[Events], Messages],
-        *,
-        required: bool = True,
-        filter: SinkFilter | None = None,
-        uri: str,
-        maxlen: int | None = None,
-        send_timeout_secs: int = 5,
-        batch_timeout_secs: int = 30,
-        connect_timeout_secs: int = 10,
-    ) -> None:
-        super().__init__(id, messages, required=required, filter=filter)
-        self.uri = uri
-        self.maxlen = maxlen
-        self.send_timeout_secs = send_timeout_secs
-        self.batch_timeout_secs = batch_timeout_secs
-        self.connect_timeout_secs = connect_timeout_secs
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.uri,)
-
-
 class NatsSink(_Unbuilt):
     kind: ClassVar[str] = "nats"
 
