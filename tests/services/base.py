@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -317,14 +318,17 @@ class Server(ABC):
 
 def succeeds(command: list[str], env: Mapping[str, str] | None = None) -> bool:
     environment = {**os.environ, **(env or {})}
-    done = subprocess.run(command, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, env=environment, stdin=subprocess.DEVNULL, timeout=10
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0
 
 
 def talk(port: int, send: bytes, done: Callable[[bytes], bool]) -> bytes:
     """What a server says to `send`, until `done` with it or it hangs up."""
-    import socket
-
     heard = b""
     with (
         contextlib.suppress(OSError),

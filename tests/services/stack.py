@@ -55,11 +55,12 @@ def _up(each: Server) -> str:
 def down(names: list[str], wipe: bool) -> None:
     servers = [server(name) for name in names or SERVERS]
     ran = {each.name for each in servers if each.running}
+    had = {each.name for each in servers if wipe and each.home.exists()}
     with ThreadPoolExecutor(len(SERVERS)) as pool:
         list(pool.map(lambda each: each.wipe() if wipe else each.stop(), servers))
     for each in servers:
         what = "stopped" if each.name in ran else "was not running"
-        print(f"{each.name:10}{what}{', data removed' if wipe else ''}")
+        print(f"{each.name:10}{what}{', data removed' if each.name in had else ''}")
     _write_env()
 
 
