@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 import redis
 from dfc_runtime.batch import Batch
-from dfc_runtime.columns import join, native
+from dfc_runtime.columns import idempotency_key, native
 from dfc_runtime.deliver import Delivery
 from dfc_runtime.errors import ConfigError, Rejected, RoutingError, SinkError
 from dfc_runtime.events import Events
@@ -25,11 +26,17 @@ from dfc_runtime.messages import Messages
 from dfc_runtime.sinks import Lane, RedisSink, redis_entries
 from dfc_runtime.sinks import redis as sink_module
 from dfc_runtime.sinks.redis_address import parse
+from dfc_runtime.sinks.redis_wire import Refused, Wire
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .jobs.tiny_source import events
 from .services import Redis
+from .services.certificates import Certificates
 from .services.fixtures import Services
+from .services.processes import free_port
 
+ROOT = Path(__file__).resolve().parents[1]
 LANE = Lane("p")
 Entry = dict[bytes, bytes]
 
@@ -169,27 +176,119 @@ def test_maxlen_trims_by_and_by(redis_server: Redis, client: Any) -> None:
     assert 200 <= len(there) < 500 and there[-1] == 3000
 
 
-def test_a_job_makes_these_messages(redis_server: Redis, client: Any) -> None:
-    """From columns as the compiler asks for them, through the delivering pass."""
-
-    def messages(e: Events) -> Messages:
-        return Messages(to=join("t:", e.source.table), key=e.event_id, value=native(e))
-
-    sink = RedisSink("cache", messages, uri=redis_server.env()["REDIS_URI"])
-    delivery = Delivery("p", "acme", 1, lambda e: e, (sink,), Batch(max_events=6))
-    given = [events(0, 9, tables=2), events(9, 18, tables=2)]
+def test_a_compiled_job_carries_what_the_sink_needs(redis_server: Redis, client: Any) -> None:
+    """Through the delivering pass, with no other columns than the compiler asks for."""
+    job = runpy.run_path(str(ROOT / "golden" / "rules" / "redis-settings" / "job.py"))
+    (sink,) = job["sinks"]({})
+    sink.uri = redis_server.env()["REDIS_URI"]
+    delivery = Delivery("shop", "acme", 1, job["process"], (sink,), Batch(max_events=6))
+    rows = [batch.select(job["COLUMNS"].split()) for batch in (events(0, 9), events(9, 18))]
     for _ in range(2):  # the second time all of it is behind the sink's position
-        (acks,) = delivery.run(iter(given), 0, {})
+        (acks,) = delivery.run(iter(rows), 0, {})
         ack = acks.to_pylist()[0]
         assert (ack["error"], ack["position"]) == (None, at(18))
-    found = {name: client.xrange(name) for name in ("t:t0", "t:t1")}
-    assert {name: len(entries) for name, entries in found.items()} == {"t:t0": 9, "t:t1": 9}
-    for name, entries in found.items():
-        for _, fields in entries:
-            assert fields[b"df-key"] == fields[b"event_id"]
-            value = json.loads(fields[b"df-event"])
-            assert value["event_id"] == fields[b"event_id"].decode()
-            assert f"t:{value['source']['table']}" == name
+    found = [fields for _, fields in client.xrange("orders:c")]
+    assert [fields[b"df-key"] for fields in found] == [b"%d" % i for i in range(1, 19)]
+    for fields in found:
+        value = json.loads(fields[b"df-event"])
+        assert value["event_id"].encode() == fields[b"event_id"]
+        transaction = value["transaction"]["id"]
+        assert fields[b"idempotency_key"].decode() == (
+            f"acme|main.t0|{transaction}|{value['event_id']}"
+        )
+
+
+# --- the protocol -------------------------------------------------------------------------------
+
+SOME = st.one_of(
+    st.none(), st.text(max_size=12), st.sampled_from(["{}", '{"a":"b"}', "\r\n-ERR\r\n"])
+)
+
+
+@given(
+    rows=st.lists(st.tuples(st.text(min_size=1, max_size=9), SOME, SOME, SOME), min_size=1),
+    maxlen=st.one_of(st.none(), st.integers(1, 10**6)),
+    alike=st.booleans(),
+)
+def test_commands_are_those_of_redis_py(
+    rows: list[tuple[str, str | None, str | None, str | None]], maxlen: int | None, alike: bool
+) -> None:
+    if alike:
+        rows = rows[:1] * len(rows)
+    to, key, headers, value = zip(*rows, strict=True)
+
+    def part(texts: tuple[str | None, ...]) -> Any:
+        return texts[0] if alike else pa.array(texts, pa.string())
+
+    messages = Messages(to=part(to), key=part(key), headers=part(headers), value=part(value))
+    happened = Events(events(0, len(rows)), pipeline="p", tenant="acme")
+    made = b"".join(redis_entries.entries(messages, happened, maxlen))
+    packer = redis.Redis().connection_pool.make_connection()
+    expected = b""
+    keys = idempotency_key(happened).to_pylist()
+    for i in range(len(rows)):
+        trim = [] if maxlen is None else ["MAXLEN", "~", maxlen]
+        words = ["XADD", to[i], *trim, "*", "event_id", f"dfid:v1:tsrow:{i + 1:032x}"]
+        given_value = value[i]
+        words += ["idempotency_key", keys[i]]
+        words += ["df-event", "null" if given_value is None else given_value]
+        words += ["df-key", key[i]] if key[i] else []
+        words += ["df-headers", headers[i]] if len((headers[i] or "").encode()) > 2 else []
+        expected += b"".join(packer.pack_command(*words))
+    assert made == expected
+
+
+class Spoon:
+    """A socket that gives a few bytes at a time."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._sock = self
+        self._data, self._size = data, size
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def recv(self, _: int) -> bytes:
+        piece, self._data = self._data[: self._size], self._data[self._size :]
+        return piece
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 9, 10, 64, 1 << 20])
+def test_replies_are_read_however_they_are_cut(size: int) -> None:
+    ids = [f"$15\r\n170000000000{i:01d}-{i % 10}\r\n".encode() for i in range(8)]
+    wrong, rest = b"-WRONGTYPE no\r\n", b"+OK\r\n$2\r\n-x\r\n*2\r\n$-1\r\n:3\r\n"
+
+    def hear(queued: bytes, answer: bytes) -> Any:
+        wire = Wire(Spoon(queued + answer + rest, size), None, 1)
+        wire.until(5)
+        refused = wire.queued(9)
+        if refused is not None:
+            return str(refused)
+        done = wire.executed(8)
+        assert [wire.reply() for _ in range(3)] == [b"OK", b"-x", [None, 3]]
+        return done if isinstance(done, bool) else str(done)
+
+    fine = b"+QUEUED\r\n" * 9
+    assert hear(fine, b"*9\r\n" + b"".join(ids) + b":2\r\n") is True
+    assert hear(fine, b"*-1\r\n") is False
+    assert hear(fine, b"*9\r\n" + b"".join(ids) + b"-ERR last\r\n") == "ERR last"
+    for count in (1, 4, 8):
+        for place in (0, 8 - count):
+            mixed = [*ids[:place], *[wrong] * count, *ids[place + count :]]
+            assert hear(fine, b"*9\r\n" + b"".join(mixed) + b":2\r\n") == "WRONGTYPE no"
+    for place in (0, 5, 8):
+        replies = [b"+QUEUED\r\n"] * 9
+        replies[place] = b"-OOM\r\n"
+        assert hear(b"".join(replies), b"-EXECABORT\r\n") == "OOM"
+    with pytest.raises(Refused, match="EXECABORT"):
+        hear(fine, b"-EXECABORT\r\n")
+    for other in (b"*3\r\n", b"HTTP/1.1 400 Bad Request\r\n"):
+        with pytest.raises(ConnectionError, match="not the"):
+            hear(fine, other)
+    with pytest.raises(ConnectionError, match="closed"):
+        wire = Wire(Spoon(fine, size), None, 1)
+        wire.until(5)
+        wire.queued(10)
 
 
 # --- the position -------------------------------------------------------------------------------
@@ -628,7 +727,7 @@ def test_a_replica_is_refused(services: Services, redis_server: Redis) -> None:
 
 
 def test_a_cluster_is_refused(services: Services) -> None:
-    server = services.start(Redis, config={"cluster-enabled": "yes"})
+    server = services.start(Redis, config={"cluster-enabled": "yes", "cluster-port": free_port()})
     with pytest.raises(ConfigError, match=r"sink `cache`: redis at .*: .*Redis Cluster"):
         make(server).open(LANE)
     server.stop()
@@ -649,6 +748,29 @@ def test_logins(services: Services) -> None:
             sink.open(LANE)
         assert word not in str(refused.value) and sink.uri not in str(refused.value)
     good.close()
+    server.stop()
+
+
+def test_tls(services: Services, tmp_path: Path) -> None:
+    made = Certificates.make(tmp_path)
+    port = free_port()
+    settings = {
+        "tls-port": port,
+        "tls-cert-file": made.certificate("server"),
+        "tls-key-file": made.key("server"),
+        "tls-ca-cert-file": made.ca,
+        "tls-auth-clients": "no",
+    }
+    server = services.start(Redis, config=settings)
+    sink = make(server, uri=f"rediss://127.0.0.1:{port}?ssl_ca_certs={made.ca}")
+    sink.open(LANE)
+    put(sink, 1, 20_000)
+    put(sink, 20_001, 20_002)
+    sink.close()
+    with redis.Redis(port=server.port) as client:
+        assert numbers(client) == list(range(1, 20_003))
+    with pytest.raises(SinkError, match="certificate verify failed"):
+        make(server, uri=f"rediss://127.0.0.1:{port}").open(LANE)
     server.stop()
 
 
@@ -775,10 +897,9 @@ def test_without_the_library_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_killed_writers_lose_and_repeat_nothing(redis_server: Redis, client: Any) -> None:
-    root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "tests.jobs.redis_writer", redis_server.env()["REDIS_URI"]]
     ended = subprocess.run(
-        [*command, "20", "7"], capture_output=True, text=True, timeout=120, cwd=root
+        [*command, "20", "7"], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
     assert ended.returncode == 0, ended.stderr
     last = int(ended.stdout)

@@ -82,7 +82,7 @@ def _given(name: str, text: Text) -> bool | pa.Array:
     """Which entries have this field: True for all, False for none."""
     least = _LEAST.get(name, 0)
     if text is None or isinstance(text, str):
-        return text is not None and len(text) >= least
+        return text is not None and len(text.encode()) >= least
     if least == 0:
         return True
     given = pc.fill_null(pc.greater_equal(pc.binary_length(text), least), False)
