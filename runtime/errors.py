@@ -50,6 +50,10 @@ class SinkError(DfcError):
     """A sink refused or could not be reached; its text must not hold secrets."""
 
 
+class Fenced(DfcError):
+    """Another runner writes to the sink now, and this one has to stop."""
+
+
 class Rejected(SinkError):
     """Events that a sink will never take, such as ones too large for it.
 

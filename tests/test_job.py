@@ -133,14 +133,14 @@ def test_second_signal_leaves_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "arguments", "code", "text"),
     [
-        ({"TINY_KAFKA": "1"}, [], 1, "the kafka sink is not built yet"),
+        ({"TINY_KAFKA": "1"}, [], 1, "the Kafka client knows no setting `no.such.key`"),
         ({"TINY_NEEDS": "javascript"}, [], 1, "the javascript processor is not built yet"),
         ({"TINY_NEEDS": "dfc_mysql"}, [], 1, "the mysql source is not built yet"),
         (
             {"TINY_NEEDS": "dfc_mysql", "TINY_KAFKA": "1"},
             [],
             1,
-            "the mysql source is not built yet; sink `bus`: the kafka sink is not built yet",
+            "the mysql source is not built yet; sink `bus`: `client_conf`: the Kafka client knows no",
         ),
         ({}, ["--conf", "nonsense"], 2, "KEY=VALUE"),
         ({}, ["--storage", "oracle:x"], 2, "sqlite:PATH or memory"),
@@ -157,7 +157,7 @@ def test_what_cannot_work_is_said_before_spark_starts(
     assert time.monotonic() - began < 20 and not (tmp_path / "state.db").exists()
 
 
-def test_dry_run_does_not_need_unbuilt_sinks(tmp_path: Path) -> None:
+def test_dry_run_does_not_need_working_sinks(tmp_path: Path) -> None:
     job = Process(
         tmp_path, "--once", "--dry-run", "--storage", "memory", TINY_KAFKA="1", TINY_ROWS="6"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from .base import Lane, Sink, SinkFilter
 from .console import ConsoleSink, DryRunSink
 from .file import FileSink
+from .kafka import KafkaSink
 from .redis import RedisSink
-from .unbuilt import KafkaSink, NatsSink
+from .unbuilt import NatsSink
 
 __all__ = [
     "ConsoleSink",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar
 
 from ..errors import Unavailable
@@ -27,32 +27,6 @@ class _Unbuilt(Sink):
 
     def commit(self, position: str) -> None:
         self.check()
-
-
-class KafkaSink(_Unbuilt):
-    kind: ClassVar[str] = "kafka"
-
-    def __init__(
-        self,
-        id: str,
-        messages: Callable[[Events], Messages],
-        *,
-        required: bool = True,
-        filter: SinkFilter | None = None,
-        brokers: str,
-        exactly_once: bool = False,
-        send_timeout_secs: int = 30,
-        client_conf: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(id, messages, required=required, filter=filter)
-        self.brokers = brokers
-        self.exactly_once = exactly_once
-        self.send_timeout_secs = send_timeout_secs
-        self.client_conf = dict(client_conf or {})
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(v for k, v in self.client_conf.items() if "password" in k or "secret" in k)
 
 
 class NatsSink(_Unbuilt):

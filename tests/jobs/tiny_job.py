@@ -40,7 +40,10 @@ def sinks(env: Env) -> tuple[Sink, ...]:
     if "TINY_CONSOLE" in env:
         chosen.append(ConsoleSink("screen", to_screen, required=False))
     if "TINY_KAFKA" in env:
-        chosen.append(KafkaSink("bus", to_archive, required=False, brokers="localhost:1"))
+        conf = {"no.such.key": "x"}
+        chosen.append(
+            KafkaSink("bus", to_archive, required=False, brokers="localhost:1", client_conf=conf)
+        )
     return tuple(chosen)
 
 
