@@ -7,8 +7,9 @@ import re
 from ..diagnostics import Diagnostics, quote
 from ..spec import Section
 
-# Nothing behind it runs, but all of it is read first.
+# Nothing behind it runs, but all of it is read first, and as strictly as it asks for.
 _BEFORE = "throw 0;"
+_STRICT = re.compile(r"""\s*(?:(?://[^\n]*|/\*.*?\*/)\s*)*(["'])use strict\1""", re.DOTALL)
 _PLACE = re.compile(r"<input>:([0-9]+):([0-9]+)")
 _FUNCTION = re.compile(r"=>|\bfunction\b|\bprocessBatch\b")
 
@@ -28,8 +29,9 @@ def check_script(section: Section, ident: str, diagnostics: Diagnostics) -> None
     except ImportError:
         return  # the engine comes with the `run` extra; without it the job itself will tell
     context = quickjs.Context()
+    before = '"use strict";' + _BEFORE if _STRICT.match(script) else _BEFORE
     try:
-        context.eval(_BEFORE + script)
+        context.eval(before + script)
     except quickjs.StackOverflow:
         diagnostics.error(
             "DFC426", section.at("inline"), f"the script of {quote(ident)} is nested too deeply"
@@ -41,7 +43,7 @@ def check_script(section: Section, ident: str, diagnostics: Diagnostics) -> None
         at, inside = section.at("inline"), ""
         if found := _PLACE.search(trace):
             line, col = int(found.group(1)), int(found.group(2))
-            col -= len(_BEFORE) if line == 1 else 0
+            col -= len(before) if line == 1 else 0
             place = section.place("inline", line, max(col, 1))
             at, inside = place or at, "" if place else f" in its line {line}"
         message = what.removeprefix("SyntaxError: ")

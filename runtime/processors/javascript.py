@@ -24,6 +24,7 @@ from ..scripts.sandbox import Answer, Script, sandbox_for
 _MOST_EVENTS = 500  # of one call: what the default limits are meant for
 _MEMORY_SHARE = 32  # the texts of one call take at most this part of the script's memory
 _LINES_PER_SEC = 20
+_IMPOSSIBLE = "its engine gave an answer that cannot be"
 _UNIT, _GROUP = "\x1f", "\x1d"
 OUTBOX_MARK = "__outbox"
 
@@ -32,23 +33,23 @@ def javascript(events: Events, *scripts: Script, batch: Batch | None = None) -> 
     """The events as the scripts leave them, one script after the other."""
     most = min(batch.max_events, _MOST_EVENTS) if batch else _MOST_EVENTS
     for script in scripts:
-        if len(events):
-            parts = [_called(script, part) for part in _calls(events, script, most)]
+        parts, start = [], 0
+        while start < len(events):
+            # Asked each time: a script that was too slow is called with fewer from then on.
+            stop = _end_of_call(events, start, script, min(most, sandbox_for(script).most))
+            parts.append(_called(script, events.slice(start, stop)))
+            start = stop
+        if parts:
             events = parts[0].then(*parts[1:])
     return events
 
 
-def _calls(events: Events, script: Script, most: int) -> Iterator[Events]:
-    """Runs of events for one call each: bounded by number, and by bytes for the sake of memory."""
-    ends = np.cumsum(sizes(events.batch))
+def _end_of_call(events: Events, start: int, script: Script, most: int) -> int:
+    """A call is bounded by number, and by bytes for the sake of memory."""
+    stop = min(start + most, len(events))
+    ends = np.cumsum(sizes(events.batch.slice(start, stop - start)))
     share = (script.mem_mb << 20) // _MEMORY_SHARE
-    start = 0
-    while start < len(events):
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + share, side="right"))
-        stop = min(max(stop, start + 1), start + most, len(events))
-        yield events.slice(start, stop)
-        start = stop
+    return start + max(int(np.searchsorted(ends, share, side="right")), 1)
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -60,10 +61,26 @@ def _called(script: Script, events: Events) -> Events:
         return _applied(script, events, answer)
     if answer.at_start:
         raise ProcessorError(f"script `{script.id}`, {answer.error}")
+    if answer.too_slow and len(events) > 1:
+        return _in_smaller_calls(script, events)
     if script.on_error == "fail":
         raise ProcessorError(_blame(script, events, answer))
     parts = list(_sorted_out(script, events, answer))
     return parts[0].then(*parts[1:])
+
+
+def _in_smaller_calls(script: Script, events: Events) -> Events:
+    """Time is for each call: too many events are nobody's fault, and one that loops is found."""
+    middle = len(events) // 2
+    sandbox_for(script).most = max(middle, 1)
+    events.ledger.warn_once(
+        "a script is slow: it is called with fewer events at a time",
+        script=script.id,
+        cpu_ms=script.cpu_ms,
+        timeout_ms=script.timeout_ms,
+    )
+    first = _called(script, events.slice(0, middle))
+    return first.then(_called(script, events.slice(middle, len(events))))
 
 
 def _sorted_out(script: Script, events: Events, answer: Answer) -> Iterator[Events]:
@@ -143,21 +160,23 @@ def _columns(e: Events, looks: bool) -> list[bytes]:
         _joined(pc.if_else(pc.fill_null(e.tx_end, False), "1", "")),
         _joined(_qualified(e)),
         times,
-        _sure(e.before.text) if looks else b"",
-        _sure(e.after.text) if looks else b"",
+        _known(e.before.text) if looks else b"",
+        _known(e.after.text) if looks else b"",
     ]
 
 
-def _sure(images: pa.Array) -> bytes:
-    """Which images the engine need not try out: those that it would print as they are."""
+def _known(images: pa.Array) -> bytes:
+    """By image `1` when the engine would print it as it is, `2` when it has no wide integer."""
     if images.null_count == len(images):
         return b""
+    wide = pc.fill_null(pc.match_substring_regex(images, "[0-9]{16}"), False)
     told = canonical(images)
-    if told is None or not told.any():
-        return b""
-    if told.sum() == len(images) - images.null_count:
+    if told is not None and told.sum() == len(images) - images.null_count:
         return b"=1"
-    return _joined(pa.array(np.where(told, "1", "")))
+    if told is None and wide.true_count == 0:
+        return b"=2"
+    known = pc.if_else(wide, "", "2")
+    return _joined(known if told is None else pc.if_else(pa.array(told), "1", known))
 
 
 def _joined(column: pa.Array) -> bytes:
@@ -194,7 +213,7 @@ def _applied(script: Script, events: Events, answer: Answer) -> Events:
     if parents_text:
         parents = _numbers(parents_text[1:])
         if len(parents) and not (parents.min() >= 0 and parents.max() < len(events)):
-            raise ProcessorError(f"script `{script.id}`: its engine gave an answer that cannot be")
+            raise ProcessorError(f"script `{script.id}`: {_IMPOSSIBLE}")
         result = events.take(pa.array(parents))
         result = _ended_once(result, parents)
     columns: dict[str, Any] = {}
@@ -205,13 +224,16 @@ def _applied(script: Script, events: Events, answer: Answer) -> Events:
             columns[name] = _replaced(now, at, [value or None for value in values])
     at, values = _changes(routing, ",")
     if len(at):
-        chosen = json.loads(f"[{values}]")
+        try:
+            chosen = json.loads(f"[{values}]")
+        except ValueError:
+            raise ProcessorError(f"script `{script.id}`: {_IMPOSSIBLE}") from None
         for name in ("topic", "key", "headers", "raw_payload"):
             made = f"routing_{name}"
             columns[made] = _replaced(result.made(made), at, [one.get(name) for one in chosen])
     fresh = _numbers(fresh_text)
     if len(fresh):
-        made_ids = _fresh_ids(script, result.event_id.take(pa.array(fresh)).to_pylist())
+        made_ids = _fresh_ids(script, result.with_columns(**columns).take(pa.array(fresh)))
         columns["event_id"] = _replaced(result.event_id, fresh, made_ids)
         columns["synthetic"] = _replaced(result.synthetic, fresh, [script.id] * len(fresh))
     return result.with_columns(**columns) if columns else result
@@ -249,18 +271,29 @@ def _ended_once(events: Events, parents: Any) -> Events:
     return events.with_columns(tx_end=pc.and_kleene(events.tx_end, pa.array(last)))
 
 
-def _fresh_ids(script: Script, parents: list[str | None]) -> list[str | None]:
-    """The same script makes the same events of the same parent, and so gives them the same ids."""
+def _fresh_ids(script: Script, events: Events) -> list[str | None]:
+    """The same script makes the same events of the same parent, and so gives them the same ids.
+
+    What is in an event is part of its id: two that differ never share one, even if batches fall in
+    another way and a new event comes to stand beside another parent.
+    """
     digest = f"js:{script.id}:{hashlib.sha256(script.script.encode()).hexdigest()[:16]}"
     made: dict[str, int] = {}
     result: list[str | None] = []
-    for parent in parents:
+    contents = zip(
+        events.event_id.to_pylist(),
+        events.before.text.to_pylist(),
+        events.after.text.to_pylist(),
+        strict=True,
+    )
+    for parent, before, after in contents:
         if parent is None:
             result.append(None)
             continue
-        ordinal = made.get(parent, 0)
-        made[parent] = ordinal + 1
-        result.append(ids.synthetic(parent, digest, ordinal))
+        content = hashlib.sha256(f"{before}\n{after}".encode()).hexdigest()[:16]
+        key = f"{parent} {content}"
+        made[key] = made.get(key, -1) + 1
+        result.append(ids.synthetic(parent, f"{digest}:{content}", made[key]))
     return result
 
 

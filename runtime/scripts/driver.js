@@ -14,15 +14,17 @@
   const SECTION = "\x1e";
   const MOST_LINES = 20; // for the log, of one call
   const LONGEST_LINE = 2000;
+  const MOST_FIELDS = 20; // to be warned of, of one call
   const { parse, stringify } = JSON;
   const { isArray } = Array;
   const { isSafeInteger } = Number;
-  const { ownKeys, getOwnPropertyDescriptor, defineProperty, deleteProperty, has } = Reflect;
+  const { ownKeys, getOwnPropertyDescriptor, defineProperty, deleteProperty, has, construct } = Reflect;
   const { hasOwn, keys: keysOf } = Object;
   const { floor, imul } = Math;
   const Text = String;
   const Whole = BigInt;
   const Instant = Date;
+  const wellFormed = String.prototype.toWellFormed;
 
   const ROW = Symbol("row");
   const ROUTE = Symbol("route");
@@ -30,17 +32,17 @@
   // --- fields of an event, in the order of its JSON ------------------------------------------------
 
   const asText = (text) => text;
-  const asNumber = (text) => +text;
+  const asNumber = (text) => (isSafeInteger(+text) ? +text : Whole(text));
   const asTrue = () => true;
-  const asJson = (text) => parse(text);
+  const asJson = (text) => readSafely(text);
   // Field by field: how its text becomes a value, and whether the script may change it.
   const FIELDS = [
     ["before", null, true],
     ["after", null, true],
-    ["source", (text) => watched(parse(text), "source"), false],
+    ["source", (text) => watched(readSafely(text), "source"), false],
     ["op", asText, false],
     ["ts_ms", asNumber, false],
-    ["transaction", (text) => watched(parse(text), "transaction"), false],
+    ["transaction", (text) => watched(readSafely(text), "transaction"), false],
     ["event_id", asText, false],
     ["tenant_id", asText, false],
     ["schema_version", asText, false],
@@ -55,50 +57,84 @@
   ];
   const BEFORE = 0;
   const AFTER = 1;
-  // Two more columns, by image: whether the host knows that JSON.stringify gives its text back.
-  const SURE = FIELDS.length;
+  // Two more columns, by image, with what the host knows of its text: SAME when JSON.stringify would
+  // give it back as it is, NARROW when it holds no integer beyond 2^53, or nothing.
+  const KNOWN = FIELDS.length;
+  const SAME = "1";
   const EVENT_ID = 6;
   const TAGS = 12;
   const INDEX = { __proto__: null };
   for (let f = 0; f < FIELDS.length; f++) INDEX[FIELDS[f][0]] = f;
 
-  let columns = []; // of this call: the texts as they came, and their values once they are asked for
-  let values = [];
-  let rows = 0;
-  let targets = []; // behind the proxies
-  let looked = false; // the script has read a row
-  const strange = new Set(); // fields that a script set in vain, for one warning each
-
-  function valueAt(field, row) {
-    let column = values[field];
-    if (column === undefined) {
-      const text = columns[field];
-      if (text === "") column = null;
-      else if (text[0] === "=") column = text.slice(1);
-      else {
-        column = text.slice(1).split(UNIT);
-        if (column.length !== rows) throw new Error("dfc: a column does not fit its batch");
-      }
-      values[field] = column;
+  // What belongs to one call. A script may keep an event beyond it, which then still reads its own.
+  class Call {
+    constructor(rows, columns) {
+      this.rows = rows;
+      this.columns = columns; // the texts as they came
+      this.values = []; // and what is in them, once it is asked for
+      this.given = []; // the events that the script gets
+      this.ids = null;
     }
-    if (column === null) return "";
-    return typeof column === "string" ? column : column[row];
+
+    value(field, at) {
+      let column = this.values[field];
+      if (column === undefined) {
+        const text = this.columns[field];
+        if (text === "") column = null;
+        else if (text[0] === "=") column = text.slice(1);
+        else {
+          column = text.slice(1).split(UNIT);
+          if (column.length !== this.rows) throw new Error("dfc: a column does not fit its batch");
+        }
+        this.values[field] = column;
+      }
+      if (column === null) return "";
+      return typeof column === "string" ? column : column[at];
+    }
+
+    withId(id) {
+      if (this.ids === null) {
+        this.ids = new Map();
+        for (let at = this.rows - 1; at >= 0; at--) this.ids.set(this.value(EVENT_ID, at), at);
+      }
+      return this.ids.get(id);
+    }
   }
 
+  let now = new Call(0, []); // the call under way
+  let looked = false; // the script has read a row
+  let odd = false; // and one that JSON.stringify may not give back
+  const strange = new Set(); // fields that a script set in vain, for one warning each
+
+  function inVain(name) {
+    if (strange.size < MOST_FIELDS) strange.add(name);
+  }
+
+  // --- rows ---------------------------------------------------------------------------------------
+
+  const CALL = Symbol("call");
+  const AT = Symbol("at");
   const LOADED = Symbol("loaded"); // bits of the fields that the row itself holds or has lost
   const ODD = Symbol("odd"); // the script has set something that may not count
-  const NOTES = Symbol("notes");
-  const HIDDEN = new Set([ROW, LOADED, ODD, NOTES]);
+  const HIDDEN = new Set([CALL, AT, LOADED, ODD]);
+
+  function Row(call, at) {
+    this[ROW] = this; // shows, so that a copy of an event still tells which one it was
+    this[CALL] = call;
+    this[AT] = at;
+    this[LOADED] = 0;
+  }
+  Row.prototype = Object.prototype;
 
   function load(row, field) {
     row[LOADED] |= 1 << field;
-    const text = valueAt(field, row[ROW]);
+    const text = row[CALL].value(field, row[AT]);
     if (text === "") {
       if (field > AFTER) return undefined;
       row[FIELDS[field][0]] = null;
       return null;
     }
-    const value = field > AFTER ? FIELDS[field][1](text) : readRow(row, field, text);
+    const value = field > AFTER ? FIELDS[field][1](text) : readImage(row, field, text);
     row[FIELDS[field][0]] = value;
     return value;
   }
@@ -126,7 +162,6 @@
 
   const view = {
     get(row, key) {
-      if (key === ROW) return row;
       const value = row[key];
       if (value !== undefined) return value;
       const field = INDEX[key];
@@ -168,17 +203,11 @@
     },
   };
 
-  function Row(index) {
-    this[ROW] = index;
-    this[LOADED] = 0;
-  }
-  Row.prototype = Object.prototype;
-
   // A part of the event that a script may read, while what it sets there is for its own eyes only.
   function watched(value, name) {
     return new Proxy(value, {
       set(target, key, item) {
-        strange.add(name + "." + Text(key));
+        inVain(name + "." + Text(key));
         target[key] = item;
         return true;
       },
@@ -219,18 +248,17 @@
       } else if (name === "topic" || name === "key") {
         const text = scalar(value, name);
         if (text !== null) chosen[name] = text;
-      } else strange.add("route." + name);
+      } else inVain("route." + name);
     }
-    const text = stringify(chosen);
     const row = target[ROW];
-    if (row !== undefined) row[ROUTE] = text;
-    else target[ROUTE] = text;
+    const event = row !== undefined && row[CALL].given[row[AT]] === target ? row : target;
+    event[ROUTE] = stringify(chosen);
   }
 
   function scalar(value, what) {
     switch (typeof value) {
       case "string":
-        return value;
+        return wellFormed.call(value); // half a surrogate pair has no place outside of JSON
       case "number":
       case "bigint":
       case "boolean":
@@ -243,169 +271,193 @@
     }
   }
 
-  // --- rows whose text JSON.stringify would not give back -----------------------------------------
+  // --- images: what is read, and how it is written again -------------------------------------------
 
-  // Integers beyond 2^53, numbers such as 1.00, keys such as "10" that the language would put first,
-  // keys that come twice, escapes and spaces of another hand: such rows are read with notes of how
-  // each part was written, and whatever the script leaves alone is written that way again.
+  // Most rows are what JSON.stringify makes of them. Others hold integers beyond 2^53, numbers such as
+  // 1.00, keys such as "10" that the language would put first, keys that come twice, escapes or spaces
+  // of another hand. What a script leaves alone in those is written as it was.
+  const MARK = "~" + floor(Math.random() * 2 ** 52).toString(36) + "~"; // no row will hold it by chance
+  const MARKED = new RegExp('"' + MARK + '(-?[0-9]+)"', "g");
+  const WIDE = /[0-9]{16}/;
+  const WIDE_OR_STRING = /"(?:[^"\\]|\\.)*"|(?<![0-9.eE+-])-?[0-9]{16,}(?![0-9.eE])/g;
   const NUMBER = /^(0|[1-9][0-9]*)$/;
-  const notes = new WeakMap(); // object or array -> {text, image, keys, raw}
+  const STRING = /"(?:[^"\\]|\\.)*"/y;
+  const SCALAR = /[^\s,\]}]+/y;
+  const SPACE = /[ \t\r\n]*/y;
+  const PLAIN = /[^"{}[\]]*/y;
+  const origins = new WeakMap(); // an image that was read -> its text
 
-  function readRow(row, field, text) {
+  function readImage(row, field, text) {
     looked = true;
-    const value = parse(text);
-    if (valueAt(SURE + field, row[ROW]) !== "" || stringify(value) === text) return value;
-    const noted = readNoted(text);
-    const all = row[NOTES] || (row[NOTES] = []);
-    if (noted !== null && typeof noted === "object") all[field] = notes.get(noted);
-    return noted;
+    const known = row[CALL].value(KNOWN + field, row[AT]);
+    const value = known === "" ? readSafely(text) : parse(text);
+    if (known !== SAME && value !== null && typeof value === "object") {
+      origins.set(value, text);
+      odd = true;
+    }
+    return value;
   }
 
-  function readNoted(text) {
-    let at = 0;
-
-    function space() {
-      for (;;) {
-        const c = text.charCodeAt(at);
-        if (c !== 32 && c !== 10 && c !== 13 && c !== 9) return;
-        at++;
-      }
-    }
-
-    function stringToken() {
-      const begin = at++;
-      for (;;) {
-        const c = text.charCodeAt(at++);
-        if (c === 92) at++;
-        else if (c === 34) return text.slice(begin, at);
-      }
-    }
-
-    function put(target, note, key) {
-      const begin = at;
-      const value = read();
-      defineProperty(target, key, { value, enumerable: true, writable: true, configurable: true });
-      if (value === null || typeof value !== "object") {
-        const raw = text.slice(begin, at);
-        if (literal(value) !== raw) note.raw.set(Text(key), [value, raw]);
-        else note.raw.delete(Text(key));
-      }
-    }
-
-    function read() {
-      const first = text[at];
-      if (first === "{" || first === "[") {
-        const begin = at++;
-        const list = first === "[";
-        const target = list ? [] : {};
-        const note = { text: "", image: "", keys: [], raw: new Map(), like: null };
-        space();
-        for (let i = 0; text[at] !== "}" && text[at] !== "]"; i++) {
-          if (list) put(target, note, i);
-          else {
-            const key = parse(stringToken());
-            space();
-            at++;
-            space();
-            if (!hasOwn(target, key)) note.keys.push(key);
-            put(target, note, key);
-          }
-          space();
-          if (text[at] === ",") at++;
-          space();
-        }
-        note.text = text.slice(begin, ++at);
-        note.image = image(target);
-        note.like = target;
-        notes.set(target, note);
-        return target;
-      }
-      if (first === '"') return parse(stringToken());
-      if (first === "t" || first === "n") return (at += 4), first === "t" ? true : null;
-      if (first === "f") return (at += 5), false;
-      const begin = at;
-      while (at < text.length && "+-.0123456789eE".includes(text[at])) at++;
-      const token = text.slice(begin, at);
-      const number = +token;
-      return !isSafeInteger(number) && /^-?[0-9]+$/.test(token) ? Whole(token) : number;
-    }
-
-    space();
-    return read();
+  // JSON.parse, but that integers it would round are of the BigInt kind.
+  function readSafely(text) {
+    if (!WIDE.test(text)) return parse(text);
+    let wide = false;
+    const marked = text.replace(WIDE_OR_STRING, (token) => {
+      if (token[0] === '"' || isSafeInteger(+token)) return token;
+      wide = true;
+      return '"' + MARK + token + '"';
+    });
+    return wide ? widened(parse(marked)) : parse(text);
   }
 
-  // A script's own JSON.stringify shows a wide integer as text; in a row it stays a number, which
-  // takes our own writer.
-  const WIDE = new TypeError("a wide integer");
+  function widened(value) {
+    if (typeof value === "string") return value.startsWith(MARK) ? Whole(value.slice(MARK.length)) : value;
+    if (value !== null && typeof value === "object") {
+      for (const key of keysOf(value)) {
+        const item = value[key];
+        const better = widened(item);
+        if (better !== item) value[key] = better;
+      }
+    }
+    return value;
+  }
+
+  // JSON.stringify, but that a BigInt is a number. A script's own JSON.stringify shows it as text.
   let emitting = false;
+  let marks = 0;
   defineProperty(BigInt.prototype, "toJSON", {
     value() {
-      if (emitting) throw WIDE;
-      return Text(this);
+      if (!emitting) return Text(this);
+      marks++;
+      return MARK + Text(this);
     },
     writable: true,
     configurable: true,
   });
 
-  function literal(value) {
-    return typeof value === "bigint" ? Text(value) : stringify(value);
-  }
-
-  // What a value is, for telling whether a script has changed it.
-  function image(value) {
-    return write(value, null, true);
-  }
-
-  function written(value, note) {
-    if (note === undefined) {
-      emitting = true;
-      try {
-        return stringify(value);
-      } catch (error) {
-        if (error !== WIDE) throw error;
-      } finally {
-        emitting = false;
-      }
+  function print(value) {
+    emitting = true;
+    marks = 0;
+    try {
+      const text = stringify(value);
+      return marks ? text.replace(MARKED, "$1") : text;
+    } finally {
+      emitting = false;
     }
-    return write(value, note || null, false);
   }
 
-  function write(value, like, plain) {
+  // The text of an image that left as `value` and came as `text`; `text` itself when it is the same.
+  function imageText(value, name, text, known) {
+    if (value === null || value === undefined) return "";
+    const plain = print(value);
+    if (plain === text) return text;
+    if (known !== SAME && text !== "" && plain === print(readSafely(text))) return text;
+    if (typeof value !== "object" || isArray(value) || plain === undefined || plain[0] !== "{") {
+      throw new TypeError(name + " must be an object or null");
+    }
+    return odd ? write(value, text) : plain;
+  }
+
+  // Prints a value, with those parts of `old` that it still holds as they stand there.
+  function write(value, old) {
     if (value === null || typeof value !== "object" || typeof value.toJSON === "function") {
-      return literal(value);
+      return sameScalar(value, old) ? old : print(value);
     }
-    const own = plain ? undefined : notes.get(value);
-    if (own !== undefined && image(value) === own.image) return own.text;
-    const note = own || like;
+    const origin = origins.get(value);
+    const text = origin === undefined ? old : origin;
+    const list = isArray(value);
+    if (text !== undefined && text[0] === (list ? "[" : "{")) {
+      const plain = print(value);
+      if (plain === text || plain === print(readSafely(text))) return text;
+      return list ? writeList(value, items(text)) : writeObject(value, members(text), origin !== undefined);
+    }
+    return list ? writeList(value, []) : writeObject(value, new Map(), false);
+  }
+
+  function writeList(value, old) {
     const parts = [];
-    if (isArray(value)) {
-      for (let i = 0; i < value.length; i++) {
-        parts.push(member(value[i], note, Text(i), plain) || "null");
-      }
-      return "[" + parts.join(",") + "]";
-    }
+    for (let i = 0; i < value.length; i++) parts.push(write(value[i], old[i]) || "null");
+    return "[" + parts.join(",") + "]";
+  }
+
+  function writeObject(value, old, itself) {
     let keys = keysOf(value);
     // Of a copy, only the order that the language itself has changed is put right.
-    if (note && !isArray(note.like) && (own !== undefined || NUMBER.test(keys[0]))) {
-      const known = note.keys.filter((key) => hasOwn(value, key));
-      const old = new Set(known);
-      keys = known.concat(keys.filter((key) => !old.has(key)));
+    if (itself || (keys.length && NUMBER.test(keys[0]))) {
+      const known = [...old.keys()].filter((key) => hasOwn(value, key));
+      const before = new Set(known);
+      keys = known.concat(keys.filter((key) => !before.has(key)));
     }
+    const parts = [];
     for (const key of keys) {
-      const text = member(value[key], note, key, plain);
+      const text = write(value[key], old.get(key));
       if (text !== undefined) parts.push(stringify(key) + ":" + text);
     }
     return "{" + parts.join(",") + "}";
   }
 
-  function member(value, note, key, plain) {
-    if (value === null || typeof value !== "object") {
-      const raw = note && note.raw.get(key);
-      return raw && raw[0] === value ? raw[1] : literal(value);
+  function sameScalar(value, old) {
+    if (old === undefined) return false;
+    switch (typeof value) {
+      case "string":
+        return old[0] === '"' && parse(old) === value;
+      case "number":
+        return old[0] !== '"' && +old === value;
+      case "bigint":
+        return old === Text(value);
+      default:
+        return false; // true, false and null are written in one way only
     }
-    // A copy that the script made looks to the one it copied for how things were written.
-    const before = note && hasOwn(note.like, key) ? notes.get(note.like[key]) : undefined;
-    return write(value, before || null, plain);
+  }
+
+  // The texts of an object's members by key, in order; of a key that comes twice, the last.
+  function members(text) {
+    const found = new Map();
+    let at = skip(SPACE, text, 1);
+    while (text[at] !== "}") {
+      let end = skip(STRING, text, at);
+      const key = parse(text.slice(at, end));
+      at = skip(SPACE, text, skip(SPACE, text, end) + 1);
+      end = valueEnd(text, at);
+      found.set(key, text.slice(at, end));
+      at = skip(SPACE, text, end);
+      if (text[at] === ",") at = skip(SPACE, text, at + 1);
+    }
+    return found;
+  }
+
+  function items(text) {
+    const found = [];
+    let at = skip(SPACE, text, 1);
+    while (text[at] !== "]") {
+      const end = valueEnd(text, at);
+      found.push(text.slice(at, end));
+      at = skip(SPACE, text, end);
+      if (text[at] === ",") at = skip(SPACE, text, at + 1);
+    }
+    return found;
+  }
+
+  function skip(pattern, text, at) {
+    pattern.lastIndex = at;
+    pattern.test(text);
+    return pattern.lastIndex;
+  }
+
+  function valueEnd(text, at) {
+    if (text[at] === '"') return skip(STRING, text, at);
+    if (text[at] !== "{" && text[at] !== "[") return skip(SCALAR, text, at);
+    let depth = 0;
+    for (;;) {
+      const c = text[at];
+      if (c === '"') at = skip(STRING, text, at);
+      else {
+        if (c === "{" || c === "[") depth++;
+        else if (--depth === 0) return at + 1;
+        at++;
+      }
+      at = skip(PLAIN, text, at);
+    }
   }
 
   // --- the log ------------------------------------------------------------------------------------
@@ -424,7 +476,7 @@
           if (typeof part === "string") return part;
           if (part instanceof Error) return Text(part);
           try {
-            const told = written(part);
+            const told = print(part);
             return told === undefined ? Text(part) : told;
           } catch (error) {
             return typeof part;
@@ -463,21 +515,17 @@
   }
 
   function call(count, ...texts) {
-    columns = texts;
-    values = [];
-    rows = count;
+    now = new Call(count, texts);
     lines = [];
     unsaid = 0;
     current = -1;
-    looked = false;
+    looked = odd = false;
     strange.clear();
     try {
       // Joined rather than added up: the host takes no text that is still in pieces.
       return ["+", run(), SECTION, told(false)].join("");
     } catch (error) {
       return ["!", told(true, error)].join("");
-    } finally {
-      columns = values = targets = [];
     }
   }
 
@@ -485,13 +533,16 @@
     const news = { lines, unsaid, fields: [...strange], looked };
     if (failed) {
       let what = "";
+      let stack = "";
       try {
         what = error instanceof Error ? error.name + ": " + error.message : "thrown: " + Text(error);
-        news.stack = Text((error && error.stack) || "");
+        stack = Text((error && error.stack) || "");
+        if (stack.startsWith(what)) stack = stack.slice(what.length); // it may speak of lines too
       } catch (worse) {
         what = "an error that does not tell what it is";
       }
       news.error = what;
+      news.stack = stack;
       news.at = current;
     }
     return stringify(news);
@@ -499,18 +550,15 @@
 
   function run() {
     const out = [];
-    const given = [];
-    targets = [];
-    for (let i = 0; i < rows; i++) {
-      const row = new Row(i);
-      targets.push(row);
-      given.push(new Proxy(row, view));
-    }
-    if (!single && !deterministic) collect(out, returned(script(given), given), 0);
+    const { given, rows } = now;
+    for (let at = 0; at < rows; at++) given.push(new Proxy(new Row(now, at), view));
+    // The script may change the list, and so gets one of its own.
+    const list = given.slice();
+    if (!single && !deterministic) collect(out, returned(script(list), list), 0);
     else {
       for (current = 0; current < rows; current++) {
         const one = given[current];
-        if (deterministic) reseed(valueAt(EVENT_ID, current), +valueAt(INDEX.ts_ms, current));
+        if (deterministic) reseed(now.value(EVENT_ID, current), +now.value(INDEX.ts_ms, current));
         // Of one event, nothing means that it is dropped; of a batch, that it stays as it is.
         const nothing = single ? [] : [one];
         collect(out, returned(single ? script(one) : script([one]), nothing), current);
@@ -520,52 +568,55 @@
     return encode(out);
   }
 
-  // Adds [item, parent] for each event that the script gave back.
+  // Adds each event that the script gave back with the place of the event that it is, or is made of.
   function collect(out, items, parent) {
-    let last = parent;
+    const found = [];
     for (let i = 0; i < items.length; i++) {
       const item = items[i];
       if (item === null || item === undefined) continue;
       if (typeof item !== "object") {
         throw new TypeError("the script returned a " + typeof item + " among the events");
       }
-      const row = item[ROW];
-      if (row !== undefined) last = row[ROW];
-      else if (typeof item.event_id === "string") {
-        const found = rowOf(item.event_id);
-        if (found !== undefined) last = found;
-        else strange.add("event_id");
+      found.push(item, placeOf(item));
+    }
+    // What tells nothing of its event stands beside it: behind it, unless the script put such first.
+    if (found.length && found[1] < 0) {
+      for (let i = found.length - 1, next = -1; i > 0; i -= 2) {
+        if (found[i] < 0) found[i] = next;
+        next = found[i];
       }
-      out.push(item, last);
+    }
+    for (let i = 0, last = parent; i < found.length; i += 2) {
+      if (found[i + 1] >= 0) last = found[i + 1];
+      out.push(found[i], last);
     }
   }
 
-  let ids = null;
-  function rowOf(id) {
-    if (ids === null) {
-      ids = new Map();
-      for (let i = rows - 1; i >= 0; i--) ids.set(valueAt(EVENT_ID, i), i);
-    }
-    return ids.get(id);
+  function placeOf(item) {
+    const row = item[ROW];
+    if (row !== undefined) return row[CALL] === now ? row[AT] : -1;
+    if (typeof item.event_id !== "string") return -1;
+    const at = now.withId(item.event_id);
+    if (at === undefined) inVain("event_id");
+    return at === undefined ? -1 : at;
   }
 
   function encode(out) {
-    ids = null;
     const count = out.length / 2;
     const parents = [];
     const fresh = [];
-    const kept = new Array(rows).fill(-1); // by row: the output that keeps its identity
-    let same = count === rows;
+    const kept = new Array(now.rows).fill(-1); // by row: the output that keeps its identity
+    let same = count === now.rows;
     for (let i = 0; i < count; i++) {
+      const item = out[2 * i];
       const parent = out[2 * i + 1];
-      const original = out[2 * i][ROW] !== undefined;
       parents.push(parent);
       if (parent !== i) same = false;
       const holder = kept[parent];
       // The event itself comes before a copy of it, wherever they stand; of copies, the first.
-      if (holder < 0 || (original && out[2 * holder][ROW] === undefined)) {
-        if (original || out[2 * i].event_id !== undefined) kept[parent] = i;
-      }
+      if (item === now.given[parent]) {
+        if (holder < 0 || out[2 * holder] !== item) kept[parent] = i;
+      } else if (holder < 0 && placeOf(item) === parent) kept[parent] = i;
     }
     const before = new Changes();
     const after = new Changes();
@@ -575,25 +626,13 @@
       const item = out[2 * i];
       const parent = out[2 * i + 1];
       if (kept[parent] !== i) fresh.push(i);
-      const row = item[ROW];
-      if (row !== undefined) {
-        const loaded = row[LOADED];
-        if (loaded & (1 << BEFORE)) {
-          before.put(i, imageText(row.before, "before", parent, BEFORE), valueAt(BEFORE, parent));
-        }
-        if (loaded & (1 << AFTER)) {
-          after.put(i, imageText(row.after, "after", parent, AFTER), valueAt(AFTER, parent));
-        }
-        if (loaded & (1 << TAGS)) tags.add(i, tagsText(row.tags));
-        if (row[ROUTE] !== undefined) routing.add(i, row[ROUTE]);
-        if (row[ODD]) look(row, parent);
-      } else {
-        before.add(i, imageText(item.before, "before", parent, BEFORE));
-        after.add(i, imageText(item.after, "after", parent, AFTER));
-        tags.add(i, tagsText(item.tags));
-        if (typeof item[ROUTE] === "string") routing.add(i, item[ROUTE]);
-        look(item, parent);
-      }
+      const row = item === now.given[parent] ? item[ROW] : null;
+      const held = row === null ? -1 : row[LOADED]; // what is not held is as it came
+      if (held & (1 << BEFORE)) put(before, i, item.before, "before", BEFORE, parent);
+      if (held & (1 << AFTER)) put(after, i, item.after, "after", AFTER, parent);
+      if (held & (1 << TAGS)) tags.add(i, tagsText(item.tags));
+      if (typeof item[ROUTE] === "string") routing.add(i, item[ROUTE]);
+      if (row === null || row[ODD]) look(row || item, parent);
     }
     return [
       same ? "" : "|" + parents.join(),
@@ -605,6 +644,12 @@
     ].join(SECTION);
   }
 
+  function put(changes, i, value, name, field, parent) {
+    const old = now.value(field, parent);
+    const text = imageText(value, name, old, now.value(KNOWN + field, parent));
+    if (text !== old) changes.add(i, text);
+  }
+
   class Changes {
     constructor() {
       this.at = [];
@@ -614,23 +659,9 @@
       this.at.push(i);
       this.texts.push(text);
     }
-    put(i, text, old) {
-      if (text !== old) this.add(i, text);
-    }
     text() {
       return this.at.join() + GROUP + this.texts.join(UNIT);
     }
-  }
-
-  function imageText(value, name, parent, field) {
-    if (value === null || value === undefined) return "";
-    if (typeof value !== "object" || isArray(value)) {
-      throw new TypeError(name + " must be an object or null");
-    }
-    const noted = targets[parent][NOTES];
-    const text = written(value, notes.get(value) || (noted && noted[field]));
-    if (text === undefined || text[0] !== "{") throw new TypeError(name + " must be an object or null");
-    return text;
   }
 
   function tagsText(value) {
@@ -647,14 +678,14 @@
     for (const key of keysOf(item)) {
       const field = INDEX[key];
       if (field === undefined) {
-        if (key !== "route") strange.add(key);
+        if (key !== "route") inVain(key);
       } else if (!FIELDS[field][2]) {
-        const text = valueAt(field, parent);
+        const text = now.value(field, parent);
         const value = item[key];
         if (value === null || value === undefined) {
-          if (text !== "") strange.add(key);
-        } else if (typeof value !== "object" && Text(value) !== (text === "" ? "" : Text(FIELDS[field][1](text)))) {
-          strange.add(key);
+          if (text !== "") inVain(key);
+        } else if (typeof value !== "object") {
+          if (text === "" || Text(value) !== Text(FIELDS[field][1](text))) inVain(key);
         }
       }
     }
@@ -662,11 +693,11 @@
 
   // --- the same again on a replay -------------------------------------------------------------------
 
-  let now = 0;
+  let clock = 0;
   let seed = 0;
 
   function reseed(id, ts_ms) {
-    now = ts_ms;
+    clock = ts_ms;
     seed = 2166136261;
     for (let i = 0; i < id.length; i++) seed = imul(seed ^ id.charCodeAt(i), 16777619);
   }
@@ -689,18 +720,18 @@
 
   if (deterministic) {
     const Fixed = function Date(...parts) {
-      if (!new.target) return new Instant(now).toString();
-      return parts.length ? new Instant(...parts) : new Instant(now);
+      if (!new.target) return new Instant(clock).toString();
+      return construct(Instant, parts.length ? parts : [clock], new.target);
     };
     Fixed.prototype = Instant.prototype;
     defineProperty(Instant.prototype, "constructor", { value: Fixed, writable: true, configurable: true });
-    Fixed.now = () => now;
+    Fixed.now = () => clock;
     Fixed.parse = Instant.parse;
     Fixed.UTC = Instant.UTC;
     define("Date", Fixed);
     defineProperty(Math, "random", { value: random, writable: true, configurable: true });
     // Clocks, and windows onto the garbage collector's.
-    ["performance", "WeakRef", "FinalizationRegistry"].forEach(takeAway);
+    ["performance", "WeakRef", "FinalizationRegistry", "Intl", "Temporal"].forEach(takeAway);
   }
   // What engines bring along beside the language itself.
   [

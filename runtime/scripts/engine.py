@@ -5,7 +5,7 @@ holds nothing that a script could reach even if it broke out of its engine.
 
 Frames on standard input: a count, as many lengths, then the texts; the first frame has the settings
 and the driver, each later one the columns of a call. Frames on standard output: a length and a text,
-which is the driver's answer (`+` done, `!` an error of the script) or `?` and why it was stopped.
+which is the driver's answer (`+` done, `!` an error of the script) or `?` with why it was stopped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, BinaryIO
 
 # The driver's lines are counted from here, so that a line of the script is told from one of them.
 FAR = 1_000_000
 _MAKE = "globalThis.dfc = " + "\n" * FAR + "%s(%s)"
 _ENTRY = "typeof processBatch === 'function' ? processBatch : undefined"
+_COMPILING_MS = 250
+_SLACK_BYTES = 64 << 20  # of V8 itself, beside what a script holds
 _MEMORY = "used more memory than `limits.mem_mb` allows"
 
 
 class Stopped(Exception):
-    """A limit was reached; the engine is not to be used again."""
+    """A limit was reached; the engine is not to be used again, unless it says so."""
+
+    def __init__(self, why: str, time: bool = False, usable: bool = False) -> None:
+        super().__init__(why)
+        self.time = time  # it was time that ran out, so fewer events may do
+        self.usable = usable
 
 
 class ScriptError(Exception):
@@ -71,7 +79,9 @@ class QuickJs:
         except self._quickjs.JSException as error:
             what, _, stack = str(error).partition("\n")
             if what == "InternalError: interrupted":
-                raise Stopped(f"used more than {self._ms} ms of processor time") from None
+                raise Stopped(
+                    f"used more than {self._ms} ms of processor time", time=True
+                ) from None
             if what == "InternalError: out of memory":
                 raise Stopped(_MEMORY) from None
             raise ScriptError(what, stack) from None
@@ -92,23 +102,28 @@ class V8:
         context.eval("delete globalThis.dfc")
         completion = self._guarded(context.eval, settings["script"])
         self.without_function = bool(self._guarded(bind, context.eval(_ENTRY), completion))
-        self._warm = False
+        # Its heap does not count what lies in buffers: the process as a whole is looked at too.
+        self._most_bytes = _resident() + (settings["mem_mb"] << 20)
+        self._spare_ms = _COMPILING_MS
 
     def call(self, rows: int, columns: list[str]) -> str:
         before = time.process_time()
         answer = str(self._guarded(self._call, rows, *columns))
         used_ms = (time.process_time() - before) * 1000
+        if _resident() > self._most_bytes + _SLACK_BYTES:
+            raise Stopped(_MEMORY)
         # The first call pays for the compiler as well.
-        if used_ms > self._cpu_ms and self._warm:
-            raise Stopped(f"used {used_ms:.0f} ms of processor time, more than {self._cpu_ms}")
-        self._warm = True
+        allowed_ms, self._spare_ms = self._cpu_ms + self._spare_ms, 0
+        if used_ms > allowed_ms:
+            why = f"used {used_ms:.0f} ms of processor time, more than {self._cpu_ms} ms"
+            raise Stopped(why, time=True, usable=True)
         return answer
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments, timeout_sec=self._timeout_ms / 1000)
         except self._v8.JSTimeoutException:
-            raise Stopped(f"took more than {self._timeout_ms} ms") from None
+            raise Stopped(f"took more than {self._timeout_ms} ms", time=True) from None
         except self._v8.JSOOMException:
             raise Stopped(_MEMORY) from None
         except self._v8.JSEvalException as error:
@@ -132,6 +147,11 @@ def main() -> None:
     settings, driver = json.loads(first[0]), first[1]
     sys.path[:] = settings["path"]
     confine()
+    try:
+        import_module({"quickjs": "quickjs", "v8": "py_mini_racer"}[settings["engine"]])
+    except Exception as error:
+        send(outgoing, f"{type(error).__name__}: {error}")
+        return
     send(outgoing, "")  # from here on the time is the script's
     engine: QuickJs | V8 | None = None
     while (frame := receive(incoming)) is not None:
@@ -148,7 +168,9 @@ def main() -> None:
             told = {"error": str(error), "stack": error.stack, "at": -1, "at_start": at_start}
             answer = "!" + json.dumps({**told, "lines": [], "unsaid": 0, "fields": []})
         except Stopped as error:
-            answer, engine = "?" + str(error), None
+            why = {"why": str(error), "time": error.time, "at_start": engine is None}
+            answer = "?" + json.dumps(why)
+            engine = engine if error.usable else None
         send(outgoing, answer)
 
 
@@ -163,6 +185,15 @@ def confine() -> None:
 
         # A script in a loop must not outlive a worker that was killed.
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def receive(stream: BinaryIO) -> list[str] | None:

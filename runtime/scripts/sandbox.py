@@ -49,6 +49,7 @@ class Answer:
     error: str | None = None
     row: int = -1  # of the event at which a script that takes one at a time failed
     at_start: bool = False  # the script did not even begin, whatever the events
+    too_slow: bool = False  # time ran out, so that fewer events may do
     news: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,6 +59,7 @@ class Sandbox:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.looks = False  # whether it has read a row when it was called last
+        self.most = 1 << 30  # events of a call, once time has run out for more
         self._limit_secs = min(script.cpu_ms, script.timeout_ms) / 1000
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,20 +70,21 @@ class Sandbox:
         self._send([str(rows).encode(), *columns])
         text = self._receive(self._limit_secs)
         if text is None:
-            self.close()
-            return Answer(error=f"stopped: it did not end within {self._limit_secs * 1000:.0f} ms")
+            return Answer(error=self._lost())
         match text[:1]:
             case "+":
                 *sections, last = text[1:].split("\x1e")
-                news = json.loads(last)
+                news = _news(last)
                 self.looks = news["looked"]
                 return Answer(sections, news=news)
             case "!":
-                news = json.loads(text[1:])
+                news = _news(text[1:])
                 at_start = news.get("at_start", False)
                 return Answer(error=_told(news), row=news["at"], at_start=at_start, news=news)
             case _:
-                return Answer(error=f"stopped: it {text[1:]}")
+                stop = json.loads(text[1:])
+                error = f"stopped: it {stop['why']}"
+                return Answer(error=error, at_start=stop["at_start"], too_slow=stop["time"])
 
     def processor_time(self) -> float:
         """Seconds that its process has used so far."""
@@ -112,9 +115,24 @@ class Sandbox:
         # From its bracket on: what stands above it is for people.
         code = driver[driver.index("(function") :].strip()
         self._send([json.dumps(settings).encode(), code.encode()])
-        if self._receive(_START_SECS) is None:
+        trouble = self._receive(_START_SECS)
+        if trouble is None:
+            trouble = self._lost()
+        if trouble:
             self.close()
-            raise ProcessorError(f"script `{self.script.id}`: its engine does not start")
+            raise ProcessorError(f"script `{self.script.id}`: its engine does not start: {trouble}")
+
+    def _lost(self) -> str:
+        """Why there is no answer; the process is gone after this."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)  # its pipe closes a moment before it ends
+        code = self._process.poll()
+        self.close()
+        if code is None:
+            return f"stopped: it did not end within {self._limit_secs * 1000:.0f} ms"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"its process {how}, as when memory runs out"
 
     def _send(self, parts: Sequence[bytes]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -162,6 +180,20 @@ def _processor_time(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)  # Linux's number for a process's own clock
     except (OSError, OverflowError):
         return time.monotonic()
+
+
+def _news(text: str) -> dict[str, Any]:
+    """What the driver tells; half a surrogate pair, which no log can hold, becomes U+FFFD."""
+    news: dict[str, Any] = json.loads(text)
+    news["lines"] = [(level, _sound(line)) for level, line in news["lines"]]
+    news["fields"] = [_sound(name) for name in news["fields"]]
+    if "error" in news:
+        news["error"] = _sound(news["error"])
+    return news
+
+
+def _sound(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _told(news: dict[str, Any]) -> str:
