@@ -6,8 +6,8 @@ from .base import Lane, Sink, SinkFilter
 from .console import ConsoleSink, DryRunSink
 from .file import FileSink
 from .kafka import KafkaSink
+from .nats import NatsSink
 from .redis import RedisSink
-from .unbuilt import NatsSink
 
 __all__ = [
     "ConsoleSink",
