@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from dfc_runtime.kernels import members
+from dfc_runtime.kernels.jsontext import extract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,3 +89,75 @@ def test_half_a_surrogate_pair_is_not_the_replacement_character() -> None:
         members.find_buffers(column, ("\ufffd",)),
     ):
         assert found["\ufffd"].text.to_pylist() == [None]
+
+
+# --- what is made of members -------------------------------------------------------------------
+
+
+def three_ways(column: pa.Array, names: list[str]) -> list[dict[str, members.Member]]:
+    pytest.importorskip("numba")
+    kernels = [k.compiled() for k in (members.SPLIT, members.GATHER, members.BEGIN)]
+    return [
+        members.find_python(column, names),
+        members.find_buffers(column, names),
+        members.find_buffers(column, names, *kernels),
+    ]
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=6), st.data())
+@settings(max_examples=200, deadline=None)
+def test_members_as_templates_insert_them(documents: list[str | None], data: st.DataObject) -> None:
+    column = pa.array(documents, pa.string())
+    expected = extract(column, ("a",)).to_pylist()
+    gone = data.draw(st.lists(st.booleans(), min_size=len(column), max_size=len(column)))
+    for found in three_ways(column, ["a", "b"]):
+        one, other = found["a"], found["b"]
+        one.plain.validate(full=True)
+        assert one.plain.to_pylist() == expected
+        left = one.without(np.array(gone))
+        kept = [None if no else text for no, text in zip(gone, one.text.to_pylist(), strict=True)]
+        assert left.text.to_pylist() == kept
+        either = [b if a is None else a for a, b in zip(kept, other.text.to_pylist(), strict=True)]
+        assert left.otherwise(other).text.to_pylist() == either
+        assert bytes(left.otherwise(other).kind) == bytes(ord(t[0]) if t else 0 for t in either)
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=6), SOME)
+@settings(max_examples=300, deadline=None)
+def test_scalars_are_written_as_strings(documents: list[str | None], names: list[str]) -> None:
+    column = pa.array(documents, pa.string())
+    _, plain, compiled = three_ways(column, names)
+    expected: list[str] = []
+    copied = True
+    for document in documents:
+        parsed = json.loads(document, parse_float=str, parse_int=str) if document else None
+        row = parsed if isinstance(parsed, dict) else {}
+        texts = {n: row[n] for n in names if isinstance(row.get(n), str | bool)}
+        copied &= not any(
+            isinstance(t, str) and json.dumps(t, ensure_ascii=False)[1:-1] != t
+            for t in texts.values()
+        )
+        parts = {n: t if isinstance(t, str) else json.dumps(t) for n, t in texts.items()}
+        expected.append(json.dumps({**parts, "z": 1}, ensure_ascii=False, separators=(",", ":")))
+    for found, kernel in ((plain, None), (compiled, members.WRITE.compiled())):
+        result = members.as_strings_buffers(found, '"z":1', kernel)
+        if result is not None:
+            result.validate(full=True)
+            assert result.to_pylist() == expected
+        elif copied:
+            # Nothing that has to have escapes, but something that was written with them.
+            assert any("\\" in document for document in documents if document)
+
+
+@given(st.lists(st.text("ab\u00e9", max_size=9) | st.none(), max_size=6), st.integers(0, 2))
+@settings(max_examples=400, deadline=None)
+def test_first_place_is_cut(texts: list[str | None], skip: int) -> None:
+    column = pa.array(texts, pa.string()).slice(min(skip, len(texts)))
+    for part in ("a", "ab", "aab", "abab", "\u00e9a"):
+        rest, cuts = members.cut_python(column, part)
+        assert rest.to_pylist() == [t and t.replace(part, "", 1) for t in column.to_pylist()]
+        assert cuts == sum(part in t for t in column.to_pylist() if t)
+        for kernel in (None, members.CUT.compiled()):
+            found, count = members.cut_buffers(column, part, kernel)
+            found.validate(full=True)
+            assert (found.to_pylist(), count) == (rest.to_pylist(), cuts)

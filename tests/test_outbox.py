@@ -581,7 +581,8 @@ def test_outbox_agrees_with_a_naive_reading(way: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "find", lambda t, names: find(t, tuple(dict.fromkeys(names))))
     monkeypatch.setattr(module, "without", without)
     if way == "compiled":
-        monkeypatch.setattr(jsontext.KERNEL, "seen", 10**9)
+        for kernel in (jsontext.KERNEL, members.WRITE, members.CUT):
+            monkeypatch.setattr(kernel, "seen", 10**9)
 
     @given(st.lists(marked_rows(), min_size=1, max_size=6))
     @settings(max_examples=150, deadline=None)

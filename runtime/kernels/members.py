@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .jit import Kernel
-from .jsontext import MISSING, buffers, copy, end_of, strings, u, unescape
+from .jsontext import MISSING, NULL, buffers, copy, end_of, extract, strings, u, unescape
 
 _space = re.compile(r"[\0-\x20]*").match
 _key = re.compile(r'[\0-\x20,]*("[^"\\]*(?:\\.[^"\\]*)*")[\0-\x20:]*', re.DOTALL).match
@@ -27,20 +29,85 @@ _string = _decoder.parse_string
 _scan = _decoder.scan_once
 
 
-class Member(NamedTuple):
-    """One member of each row: its text, null where there is none, and the first byte of that."""
+_Kinds: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+_LARGEST = 2**31 - 1  # bytes of a string column
 
-    text: pa.Array
-    kind: np.ndarray[Any, np.dtype[np.uint8]]  # as in jsontext: STRING, OBJECT, ...
+
+class Member:
+    """One member of each row: the first byte of its text and, once somebody asks, that text.
+
+    Rows of kind MISSING have none, whatever the places say.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        starts: Any,
+        ends: Any,
+        kind: _Kinds,
+        gather: Callable[..., Any] | None = None,
+    ) -> None:
+        self.data, self.starts, self.ends = data, starts, ends
+        self.kind = kind  # as in jsontext: STRING, OBJECT, ...
+        self._gather = gather
+
+    @cached_property
+    def text(self) -> pa.Array:
+        """JSON text, null where there is none."""
+        if self._gather is None:
+            places = zip(self.starts, self.ends, self.kind, strict=True)
+            texts = [
+                bytes(self.data[at:end]).decode() if kind else None for at, end, kind in places
+            ]
+            return pa.array(texts, pa.string())
+        return self._gathered(self._gather, plain=False)
+
+    @cached_property
+    def plain(self) -> pa.Array:
+        """As a template inserts it: strings without quotes and escapes, null for JSON's null."""
+        if self._gather is None:
+            return extract(self.text, ())
+        return self._gathered(self._gather, plain=True)
+
+    def without(self, rows: Any) -> Member:
+        """The same but for these rows, which have none."""
+        if not rows.any():
+            return self
+        kind = np.where(rows, np.uint8(MISSING), self.kind)
+        return Member(self.data, self.starts, self.ends, kind, self._gather)
+
+    def otherwise(self, other: Member) -> Member:
+        """The same, and in rows that have none that of another member."""
+        take = self.kind == MISSING
+        kind = np.where(take, other.kind, self.kind)
+        if self.data is other.data:
+            starts = np.where(take, other.starts, self.starts)
+            ends = np.where(take, other.ends, self.ends)
+            return Member(self.data, starts, ends, kind, self._gather)
+        return _member(pc.coalesce(self.text, other.text).to_pylist())
+
+    def _gathered(self, gather: Callable[..., Any], plain: bool) -> pa.Array:
+        rows = len(self.kind)
+        places = np.zeros(rows + 1, np.int32)
+        out = np.empty(int((self.ends - self.starts).sum()), np.uint8)
+        filled = gather(self.data, self.starts, self.ends, self.kind, plain, places, out)
+        if filled == 0:
+            return pa.nulls(rows, pa.string())
+        present = None
+        if filled < rows:
+            present = self.kind != MISSING
+            if plain:
+                present &= self.kind != NULL
+        return strings(out, places, present)
 
 
 def find(texts: pa.Array, names: Sequence[str]) -> dict[str, Member]:
     """The members of these names."""
     wanted = tuple(dict.fromkeys(names))
-    split, gather = SPLIT.after(len(texts)), GATHER.after(len(texts))
-    if split is None or gather is None:
+    kernels = [kernel.after(len(texts)) for kernel in (SPLIT, GATHER, BEGIN)]
+    if None in kernels:
         return find_python(texts, wanted)
-    return find_buffers(texts, wanted, split, gather)
+    return find_buffers(texts, wanted, *kernels)
 
 
 def without(texts: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -49,6 +116,25 @@ def without(texts: pa.Array, names: Sequence[str]) -> pa.Array:
     if split is None:
         return without_python(texts, names)
     return without_buffers(texts, names, split)
+
+
+def cut(texts: pa.Array, part: str) -> tuple[pa.Array, int]:
+    """The texts without the first place where they read like this, and how many had one."""
+    kernel = CUT.after(len(texts))
+    return cut_python(texts, part) if kernel is None else cut_buffers(texts, part, kernel)
+
+
+def as_strings(members: Mapping[str, Member], tail: str) -> pa.Array | None:
+    """JSON objects with the scalars among these members as strings, and `tail` as their last member.
+
+    None where that takes more than copying: strings with escapes, and members that `find` did not
+    find together.
+    """
+    one = next(iter(members.values()))
+    kernel = WRITE.after(len(one.kind))
+    if kernel is None or any(member.data is not one.data for member in members.values()):
+        return None
+    return as_strings_buffers(members, tail, kernel)
 
 
 # --- Python ----------------------------------------------------------------------------------
@@ -60,13 +146,16 @@ def find_python(texts: pa.Array, names: Sequence[str]) -> dict[str, Member]:
         for name, _, value in _members(text or ""):
             if name in found:
                 found[name][row] = value
-    return {
-        name: Member(
-            pa.array(column, pa.string()),
-            np.array([MISSING if value is None else ord(value[0]) for value in column], np.uint8),
-        )
-        for name, column in found.items()
-    }
+    return {name: _member(column) for name, column in found.items()}
+
+
+def _member(column: Sequence[str | None]) -> Member:
+    kind = np.array([MISSING if text is None else ord(text[0]) for text in column], np.uint8)
+    text = pa.array(column, pa.string())
+    data, ends, _ = buffers(text)
+    member = Member(data, ends[:-1], ends[1:], kind)
+    member.text = text
+    return member
 
 
 def without_python(texts: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -76,6 +165,11 @@ def without_python(texts: pa.Array, names: Sequence[str]) -> pa.Array:
         )
 
     return pa.array([f"{{{kept(text or '')}}}" for text in texts.to_pylist()], pa.string())
+
+
+def cut_python(texts: pa.Array, part: str) -> tuple[pa.Array, int]:
+    rest = pc.replace_substring(texts, part, "", max_replacements=1)
+    return rest, pc.not_equal(pc.binary_length(rest), pc.binary_length(texts)).true_count
 
 
 def _members(text: str) -> Iterator[tuple[str, str, str]]:
@@ -107,22 +201,18 @@ def find_buffers(
     names: Sequence[str],
     split: Callable[..., Any] | None = None,
     gather: Callable[..., Any] | None = None,
+    begin: Callable[..., Any] | None = None,
 ) -> dict[str, Member]:
-    """The same by `split_rows` and `gather_rows`, compiled or, in tests, as plain functions."""
-    rows = len(texts)
+    """The same by `split_rows` and others, compiled or, in tests, as plain functions."""
     given, starts, ends = _arguments(texts, names)
     run: Callable[..., Any] = split or split_rows
     run(*given, starts, ends, False, np.empty(0, np.int32), np.empty(0, np.uint8))
-    found = {}
-    for index, (name, size) in enumerate(zip(names, (ends - starts).sum(axis=1), strict=True)):
-        kind = np.zeros(rows, np.uint8)
-        if size == 0:
-            found[name] = Member(pa.nulls(rows, pa.string()), kind)
-            continue
-        places, out = np.zeros(rows + 1, np.int32), np.empty(size, np.uint8)
-        (gather or gather_rows)(given[0], starts[index], ends[index], kind, places, out)
-        found[name] = Member(strings(out, places, kind != MISSING), kind)
-    return found
+    kinds = np.zeros(starts.shape, np.uint8)
+    run = begin or begin_rows
+    run(given[0], starts, ends, kinds)
+    places = zip(starts, ends, kinds, strict=True)
+    found = (Member(given[0], *of, gather=gather or gather_rows) for of in places)
+    return dict(zip(names, found, strict=True))
 
 
 def without_buffers(
@@ -139,25 +229,174 @@ def without_buffers(
     return strings(out[:used].copy(), places, np.ones(rows, np.bool_))
 
 
+def cut_buffers(
+    texts: pa.Array, part: str, kernel: Callable[..., Any] | None = None
+) -> tuple[pa.Array, int]:
+    """The same by `cut_rows`."""
+    data, offsets, valid = buffers(texts)
+    places = np.zeros(len(texts) + 1, np.int32)
+    out = np.empty(int(offsets[-1] - offsets[0]), np.uint8)
+    run: Callable[..., Any] = kernel or cut_rows
+    cuts = run(data, offsets, valid, *_search(part), places, out)
+    return strings(out[: places[-1]], places, valid if texts.null_count else None), cuts
+
+
+@lru_cache(maxsize=64)
+def _search(part: str) -> tuple[Any, Any]:
+    """The bytes to look for and, by the byte below the last of them, how far to move on."""
+    wanted = np.frombuffer(part.encode(), np.uint8)
+    steps = np.full(256, len(wanted), np.int64)
+    steps[wanted[:-1]] = np.arange(len(wanted) - 1, 0, -1)
+    return wanted, steps
+
+
+def as_strings_buffers(
+    members: Mapping[str, Member], tail: str, kernel: Callable[..., Any] | None = None
+) -> pa.Array | None:
+    """The same by `write_rows`."""
+    found = list(members.values())
+    rows = len(found[0].kind)
+    labels, label_ends = _labels(tuple(members))
+    starts, ends = np.array([m.starts for m in found]), np.array([m.ends for m in found])
+    kinds = np.array([m.kind for m in found])
+    end = np.frombuffer(tail.encode() + b"}", np.uint8)
+    # Beside its text each member has its label, two quotes and a comma.
+    most = int((ends - starts).sum()) + rows * (len(labels) + 3 * len(found) + len(end) + 1)
+    if most > _LARGEST:
+        return None
+    places, out = np.zeros(rows + 1, np.int32), np.empty(most, np.uint8)
+    run: Callable[..., Any] = kernel or write_rows
+    used = run(found[0].data, starts, ends, kinds, labels, label_ends, end, places, out)
+    return None if used < 0 else strings(out[:used], places)
+
+
 def _arguments(texts: pa.Array, names: Sequence[str]) -> tuple[tuple[Any, ...], Any, Any]:
     data, offsets, valid = buffers(texts)
-    encoded = [name.encode() for name in names]
-    joined = np.frombuffer(b"".join(encoded) or b"\0", np.uint8)
-    name_ends = np.cumsum([0] + [len(name) for name in encoded]).astype(np.int64)
+    joined, name_ends = _bytes(tuple(names))
     # Room for any key without its escapes.
-    scratch = np.empty(int(np.diff(offsets).max(initial=0)) + 8, np.uint8)
-    starts, ends = (np.zeros((len(names), len(texts)), np.int32) for _ in range(2))
+    scratch = np.empty(int(offsets[-1] - offsets[0]) + 8, np.uint8)
+    starts, ends = np.zeros((2, len(names), len(texts)), np.int32)
     return (data, offsets, valid, joined, name_ends, scratch), starts, ends
 
 
-def gather_rows(data: Any, starts: Any, ends: Any, kind: Any, places: Any, out: Any) -> None:
-    """What is between `starts` and `ends`, one after the other, and what it begins with."""
+@lru_cache(maxsize=64)
+def _labels(names: tuple[str, ...]) -> tuple[Any, Any]:
+    return _bytes(tuple(f"{json.dumps(name, ensure_ascii=False)}:" for name in names))
+
+
+@lru_cache(maxsize=64)
+def _bytes(texts: tuple[str, ...]) -> tuple[Any, Any]:
+    """Texts one after the other, and where each ends."""
+    encoded = [text.encode() for text in texts]
+    joined = np.frombuffer(b"".join(encoded) or b"\0", np.uint8)
+    return joined, np.cumsum([0] + [len(text) for text in encoded]).astype(np.int64)
+
+
+def begin_rows(data: Any, starts: Any, ends: Any, kinds: Any) -> None:
+    """What the values at these places begin with."""
+    for index in range(starts.shape[0]):
+        for row in range(starts.shape[1]):
+            if starts[index, row] < ends[index, row]:
+                kinds[index, row] = data[starts[index, row]]
+
+
+def gather_rows(
+    data: Any, starts: Any, ends: Any, kinds: Any, plain: bool, places: Any, out: Any
+) -> int:
+    """Puts what is between `starts` and `ends` one after the other; how many rows have something."""
     used = 0
+    filled = 0
     for row in range(len(starts)):
-        if starts[row] < ends[row]:
-            kind[row] = data[starts[row]]
-            used = copy(data, starts[row], ends[row], out, used)
+        kind = kinds[row]
+        if kind != 0 and not (plain and kind == 110):
+            filled += 1
+            at = int(starts[row])
+            end = int(ends[row])
+            escaped = False
+            if plain and kind == 34:
+                at += 1
+                end -= 1
+                for i in range(at, end):
+                    escaped |= data[u(i)] == 92
+            if escaped:
+                used = unescape(data, at, end, out, used)
+            else:
+                used = copy(data, at, max(at, end), out, used)
         places[row + 1] = used
+    return filled
+
+
+def cut_rows(
+    data: Any, offsets: Any, valid: Any, part: Any, steps: Any, places: Any, out: Any
+) -> int:
+    """Writes the rows to `out`, without the first `part` of each; how many rows had one."""
+    used = 0
+    cuts = 0
+    size = len(part)
+    for row in range(len(valid)):
+        if valid[row]:
+            begin = int(offsets[row])
+            stop = int(offsets[row + 1])
+            at = begin
+            found = False
+            while not found and at + size <= stop:
+                i = 0
+                while i < size and data[u(at + i)] == part[u(i)]:
+                    i += 1
+                if i == size:
+                    found = True
+                else:
+                    at += steps[data[u(at + size - 1)]]
+            if found:
+                cuts += 1
+                used = copy(data, begin, at, out, used)
+                begin = at + size
+            used = copy(data, begin, stop, out, used)
+        places[row + 1] = used
+    return cuts
+
+
+def write_rows(
+    data: Any,
+    starts: Any,
+    ends: Any,
+    kinds: Any,
+    labels: Any,
+    label_ends: Any,
+    tail: Any,
+    places: Any,
+    out: Any,
+) -> int:
+    """Writes an object of each row's scalars to `out`, as strings; the number of bytes written.
+
+    -1 as soon as a text has an escape, or a control byte that lacks one.
+    """
+    used = 0
+    for row in range(len(places) - 1):
+        out[used] = 123
+        used += 1
+        for index in range(len(starts)):
+            kind = kinds[index, row]
+            if kind == 0 or kind == 110 or kind == 123 or kind == 91:
+                continue
+            used = copy(labels, label_ends[index], label_ends[index + 1], out, used)
+            at = int(starts[index, row])
+            end = int(ends[index, row])
+            for i in range(at, end):
+                if data[u(i)] == 92 or data[u(i)] < 32:
+                    return -1
+            if kind != 34:
+                out[used] = 34
+                used += 1
+            used = copy(data, at, end, out, used)
+            if kind != 34:
+                out[used] = 34
+                used += 1
+            out[used] = 44
+            used += 1
+        used = copy(tail, 0, len(tail), out, used)
+        places[row + 1] = used
+    return used
 
 
 def split_rows(
@@ -176,7 +415,8 @@ def split_rows(
     """Notes where the members of these names have their values; 0 to 0 where there is none.
 
     `keep` writes an object of the other members to `out`; the number of bytes written. It is one
-    long loop because calls for each member would take as long again as all the rest.
+    long loop because calls for each member would take as long again as all the rest; and so would
+    one more array to write to.
     """
     used = 0
     for row in range(len(valid)):
@@ -275,4 +515,7 @@ def split_rows(
 
 
 SPLIT = Kernel(split_rows, unescape, copy)
-GATHER = Kernel(gather_rows, copy)
+BEGIN = Kernel(begin_rows)
+GATHER = Kernel(gather_rows, unescape, copy)
+CUT = Kernel(cut_rows, copy)
+WRITE = Kernel(write_rows, copy)

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from ..columns import Part, Text, first, join
 from ..errors import ProcessorError
 from ..events import EVENT_COLUMNS, Events, Json
-from ..kernels.jsontext import LIST, MISSING, NULL, OBJECT, STRING, buffers, extract, strings
-from ..kernels.members import Member, find, without
+from ..kernels.jsontext import LIST, MISSING, NULL, OBJECT, STRING, buffers, extract
+from ..kernels.members import Member, as_strings, cut, find, without
 from ..patterns import matches
 
 _MARK = "__outbox"
@@ -72,25 +72,27 @@ def outbox(
     texts = _of(events, "after", mine)
     found = find(texts, (*names.values(), *more.values()))
     row = _Row(texts, found)
-    parts = {part: _scalar(found[column]) for part, column in names.items() if part != "payload"}
-    body, absent = _payload(found[names["payload"]])
-    to = first(topic(row) if topic else None, _plain(parts["topic"]), default_topic)
+    parts = {part: found[column] for part, column in names.items()}
+    body, absent = _payload(parts["payload"])
+    to = first(topic(row) if topic else None, _scalar(parts["topic"]).plain, default_topic)
     if strict:
-        given = {part: member.text for part, member in parts.items()}
+        given = {part: _scalar(member).text for part, member in parts.items()}
         _require(events, mine, id, {**given, "payload": body, "topic": to}, names)
     if absent.true_count:
         rest = without(texts.filter(absent), tuple(names.values()))
         body = pc.replace_with_mask(body, absent, rest)
     headers = {header: parts[part] for header, part in _HEADERS.items()}
     for header, column in more.items():
-        value = _scalar(found[column])
-        headers[header] = _either(value, headers[header]) if header in headers else value
+        value = found[column]
+        if header in headers:
+            value = _scalar(value).otherwise(headers[header])
+        headers[header] = value
     made: dict[str, Text | bool] = {
         "after": body,
         "before": None,
         "schema": None,
         "routing_topic": to,
-        "routing_key": first(key(row) if key else None, _plain(parts["aggregate_id"])),
+        "routing_key": first(key(row) if key else None, _scalar(parts["aggregate_id"]).plain),
         "routing_headers": _headers(headers),
         "routing_raw_payload": raw_payload or None,
     }
@@ -112,7 +114,7 @@ class _Row(Json):
         name, *rest = (path,) if isinstance(path, str) else path
         if name in self._found:
             found = self._found[name]
-            return extract(found.text, tuple(rest)) if rest else _plain(found)
+            return extract(found.text, tuple(rest)) if rest else found.plain
         return super().__getitem__(path)
 
 
@@ -120,7 +122,7 @@ class _Row(Json):
 
 
 def _marked(events: Events, tables: Sequence[str]) -> pa.Array:
-    marked = pc.fill_null(pc.equal(events.source.schema, _MARK), False)
+    marked = _no_nulls(pc.equal(events.source.schema, _MARK))
     if not tables or marked.true_count == 0:
         return marked
     dbs, names = _of(events, "db", marked), _of(events, "table", marked)
@@ -142,7 +144,7 @@ def _meant(patterns: Sequence[str], db: str, table: str) -> bool:
 def _inserts(events: Events, mine: pa.Array, id: str) -> tuple[Events, pa.Array]:
     """Leaves out, and counts, marked events that are no messages."""
     inserts = pc.and_(mine, pc.equal(events.op, "c"))
-    rows = pc.and_(inserts, pc.fill_null(pc.starts_with(events.after.text, "{"), False))
+    rows = pc.and_(inserts, _no_nulls(pc.starts_with(events.after.text, "{")))
     reasons = {}
     if inserts.true_count < mine.true_count:
         reasons["non_insert"] = pc.and_not(mine, inserts)
@@ -161,6 +163,10 @@ def _inserts(events: Events, mine: pa.Array, id: str) -> tuple[Events, pa.Array]
     return events.where(kept), rows.filter(kept)
 
 
+def _no_nulls(mask: pa.Array) -> pa.Array:
+    return pc.fill_null(mask, False) if mask.null_count else mask
+
+
 # --- columns of these events -----------------------------------------------------------------
 
 
@@ -171,50 +177,26 @@ def _of(events: Events, name: str, mine: pa.Array) -> pa.Array:
 
 def _put(events: Events, name: str, mine: pa.Array, value: Text | bool) -> pa.Array:
     """The column with these values for my events, and as it is for all others."""
+    if isinstance(value, pa.Array) and len(value) == len(events):
+        return value
     column = events.column(name) if name in EVENT_COLUMNS else events.made(name)
     if isinstance(value, pa.Array):
-        return value if len(value) == len(column) else pc.replace_with_mask(column, mine, value)
+        return pc.replace_with_mask(column, mine, value)
     if value is None and column.null_count == len(column):
         return column
+    if mine.true_count == len(column):
+        return pa.repeat(pa.scalar(value, column.type), len(column))
     return pc.if_else(mine, pa.scalar(value, column.type), column)
 
 
 def _scalar(member: Member) -> Member:
     """Strings, numbers and booleans; anything else is as if it was not there."""
-    text, kind = member
-    other = _NO_SCALAR[kind]
-    if not other.any():
-        return member
-    nothing = pa.scalar(None, pa.string())
-    return Member(
-        pc.if_else(pa.array(other), nothing, text), np.where(other, np.uint8(MISSING), kind)
-    )
-
-
-def _either(one: Member, other: Member) -> Member:
-    kind = np.where(one.kind == MISSING, other.kind, one.kind)
-    return Member(pc.coalesce(one.text, other.text), kind)
+    return member.without(_NO_SCALAR[member.kind])
 
 
 def _payload(member: Member) -> tuple[pa.Array, pa.Array]:
     """The text of the payload without JSON's nulls, and where there is no such column at all."""
-    text, kind = member
-    nulls = kind == NULL
-    if nulls.any():
-        text = pc.if_else(pa.array(nulls), pa.scalar(None, pa.string()), text)
-    return text, pa.array(kind == MISSING)
-
-
-def _plain(member: Member) -> pa.Array:
-    """As a template inserts it: strings without quotes and escapes."""
-    text, kind = member
-    data, ends, _ = buffers(text)
-    content = data[ends[0] : ends[-1]]
-    if (kind == STRING).all() and not (content == 92).any():
-        # Without escapes a string has two quotes, at its ends: all of them go at once.
-        shorter = (ends - ends[0] - 2 * np.arange(len(ends))).astype(np.int32)
-        return strings(content[content != 34], shorter)
-    return extract(text, ())
+    return member.without(member.kind == NULL).text, pa.array(member.kind == MISSING)
 
 
 def _require(
@@ -241,11 +223,15 @@ def _require(
 
 
 def _headers(values: Mapping[str, Member]) -> Text:
-    """JSON objects with these members as strings, each where it has a value."""
+    """JSON objects with these members as strings, each where it is a scalar."""
+    if _KIND not in values:
+        copied = as_strings(values, f'"{_KIND}":{_OUTBOX}')
+        if copied is not None:
+            return copied
     parts: list[str | pa.Array] = ["{"]
     kind: Text = _OUTBOX
     for header, value in values.items():
-        text, quote = _string(value)
+        text, quote = _string(_scalar(value))
         if header == _KIND:
             own = join(quote, text, quote)
             kind = _OUTBOX if own is None else pc.fill_null(own, _OUTBOX)
@@ -259,7 +245,7 @@ def _headers(values: Mapping[str, Member]) -> Text:
 
 def _string(scalar: Member) -> tuple[pa.Array, str]:
     """JSON strings of JSON scalars, and the quotes they still need: numbers have none."""
-    text, kind = scalar
+    text, kind = scalar.text, scalar.kind
     strings = kind == STRING
     if not strings.any():
         return text, '"'
@@ -282,11 +268,10 @@ def _dumped(text: str) -> str:
 
 def _unmarked(source: pa.Array) -> pa.Array:
     """`source` without its schema, which is not the database's."""
-    rest = pc.replace_substring(source, _MEMBER, "", max_replacements=1)
-    cut = pc.subtract(pc.binary_length(source), pc.binary_length(rest))
-    whole = pc.equal(cut, len(_MEMBER))
-    if whole.true_count == len(source) - source.null_count:
+    rest, cuts = cut(source, _MEMBER)
+    if cuts == len(source) - source.null_count:
         return rest
     # The last member, or written in another way: one comma goes with it.
     other = pc.replace_substring_regex(source, _MEMBER_ANYWHERE, "", max_replacements=1)
+    whole = pc.not_equal(pc.binary_length(rest), pc.binary_length(source))
     return pc.if_else(whole, rest, other)
