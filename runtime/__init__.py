@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .batch import Batch
 from .commit import CommitPolicy
+from .deadletters import Journal
 from .deliver import ACKS
 from .env import Env
 from .errors import ConfigError, DfcError, Unavailable
@@ -21,6 +22,7 @@ __all__ = [
     "Env",
     "Events",
     "Job",
+    "Journal",
     "Messages",
     "Storage",
     "Unavailable",

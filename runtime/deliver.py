@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .batch import Batch, Cutter, Piece, sizes
+from .deadletters import DeadLetters, letters_of
 from .errors import DfcError, ProcessorError, Rejected, RoutingError, SinkError
 from .events import SEGMENT, Events
 from .ledger import Ledger
@@ -67,6 +68,7 @@ class Outlet:
     lane: Lane
     position: str
     error: str | None = None
+    dead: DeadLetters | None = None  # where events go that the sink can never take
     lasting: bool = False
     events: int = 0
     bytes: int = 0
@@ -106,8 +108,10 @@ class Outlet:
         live = events.slice(_behind(events.position, self.position), len(events))
         if self.sink.filter is not None:
             live = self.sink.filter.apply(live)
+        messages = self.sink.messages(live) if len(live) else None
+        if messages is not None and self.dead is not None:
+            messages, live = self._routed(messages, live)
         count = len(live)
-        messages = self.sink.messages(live) if count else None
         unrouted = messages.unrouted(count) if messages is not None else 0
         weights = sizes(live.batch) if count else None
         at = 0
@@ -126,13 +130,34 @@ class Outlet:
             if piece.position is not None and piece.position > self.position:
                 self._commit(piece.position)
 
+    def _routed(self, messages: Messages, events: Events) -> tuple[Messages, Events]:
+        """Without the events that have no destination, which become dead letters."""
+        assert self.dead is not None
+        if messages.unrouted(len(events)) == len(events):
+            return messages, events
+        lost = pc.is_null(messages.column("to", len(events)))
+        rows = [row for row, is_lost in enumerate(lost.to_pylist()) if is_lost]
+        errors = [str(routing_error(events, row, self.sink.id)) for row in rows]
+        self.dead.put(letters_of(events, rows, self.sink.id, "routing error", errors))
+        kept = pc.invert(lost)
+        return messages.where(kept), events.where(kept)
+
     def _write(self, messages: Messages, events: Events) -> None:
-        try:
-            self.sink.write(messages, events)
-        except Rejected as error:
-            row, why = next(iter(error.rows.items()))
-            named = f"sink `{self.sink.id}`: event {identity(events, row)}: {why}"
-            raise Rejected({**error.rows, row: named}) from None
+        while len(events):
+            try:
+                self.sink.write(messages, events)
+                return
+            except Rejected as error:
+                named = {
+                    row: f"sink `{self.sink.id}`: event {identity(events, row)}: {why}"
+                    for row, why in error.rows.items()
+                }
+                if self.dead is None:
+                    raise Rejected(named) from None
+                rows, errors = list(named), list(named.values())
+                self.dead.put(letters_of(events, rows, self.sink.id, "rejected", errors))
+                kept = pa.array([row not in named for row in range(len(events))], pa.bool_())
+                messages, events = messages.where(kept), events.where(kept)
 
     def _commit(self, position: str) -> None:
         self.sink.commit(position)
@@ -183,6 +208,7 @@ class Delivery:
     process: Process
     sinks: tuple[Sink, ...]
     batch: Batch
+    dead: DeadLetters | None = None
 
     def run(
         self, batches: Iterator[pa.RecordBatch], lane: int, standing: dict[str, Standing]
@@ -192,7 +218,7 @@ class Delivery:
         for sink in self.sinks:
             known = standing.get(sink.id, Standing(("",) * self.lanes))
             where = Lane(self.pipeline, lane, self.lanes, known.positions[lane])
-            outlets.append(Outlet(sink, where, known.positions[lane], known.away))
+            outlets.append(Outlet(sink, where, known.positions[lane], known.away, self.dead))
         counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
         ledger, failure = Ledger(counted), None
@@ -215,6 +241,10 @@ class Delivery:
                     # what was said before would be lost.
                     failure = reason(error)
                     break
+                except SinkError as error:  # there is no room for a dead letter
+                    for outlet in outlets:
+                        outlet.error = outlet.error or reason(error)
+                    continue
                 # One after the other. Sinks that wait for a network may overlap here, each in a
                 # thread of its own: an outlet shares nothing with the others.
                 for outlet in outlets:
@@ -240,10 +270,12 @@ class Delivery:
         if len(events) == 0:
             return events
         result = through(self.process, events)
-        if ledger.dead:
-            dead = ledger.dead[0]
-            # Nothing is dropped in silence; a job with a dead letter queue does not get here.
-            raise ProcessorError(f"{dead.error}; there is no dead letter queue to put it in")
+        letters, ledger.dead = ledger.dead, []
+        if letters and self.dead is None:
+            # Nothing is dropped in silence.
+            raise ProcessorError(f"{letters[0].error}; there is no dead letter queue to put it in")
+        if letters and self.dead is not None:
+            self.dead.put(letters)
         return result
 
     def in_plan(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import DfcError
+from .kernels.documents import Documents
 from .kernels.jsontext import Values, extract, values
 from .ledger import Ledger
 
@@ -147,7 +148,7 @@ class Routing:
 class Events:
     """Wraps a record batch; every method gives new Events and leaves this one as it is."""
 
-    __slots__ = ("_values", "batch", "ledger", "pipeline", "replaced", "tenant")
+    __slots__ = ("_documents", "_values", "batch", "ledger", "pipeline", "replaced", "tenant")
 
     def __init__(
         self,
@@ -163,6 +164,7 @@ class Events:
         self.pipeline = pipeline
         self.tenant = tenant or None
         self.replaced = replaced  # columns that a processor has put in place of the reader's
+        self._documents: dict[str, Documents] = {}
         self._values: dict[tuple[str, tuple[str, ...]], Values] = {}
 
     def __len__(self) -> int:
@@ -189,7 +191,9 @@ class Events:
         """What a column of JSON texts has at a path; it is looked up once, whoever asks."""
         found = self._values.get((name, path))
         if found is None:
-            found = self._values[name, path] = values(self.column(name), path)
+            if name not in self._documents:
+                self._documents[name] = Documents(self.column(name))
+            found = self._values[name, path] = values(self._documents[name], path)
         return found
 
     def where(self, *masks: Any, id: str | None = None) -> Events:
@@ -204,7 +208,7 @@ class Events:
             return self
         kept = self._with(self.batch.filter(keep))
         if id is not None and len(kept) < len(self) and self.has("position"):
-            dropped = pc.invert(pc.fill_null(keep, False))
+            dropped = pc.invert(pc.fill_null(keep, False) if keep.null_count else keep)
             self.ledger.count(id, "dropped", self.position.filter(dropped))
         return kept
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from . import session as spark_session
 from .batch import Batch
 from .commit import CommitPolicy, Settle
+from .deadletters import DeadLetters, Journal
 from .deliver import Delivery, Process
 from .env import Env
 from .errors import ConfigError, DfcError, MissingEnv, TakenOver
@@ -61,6 +62,7 @@ class Job:
         batch: Batch | None = None,
         lanes: int = 1,
         lane_key: str = "",
+        journal: Journal | None = None,
         needs: Sequence[str] = (),
         argv: Sequence[str] | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class Job:
         self.batch = batch or Batch()
         self.lanes = lanes
         self.lane_key = lane_key
+        self.journal = journal
         self.args = _arguments(name, sys.argv[1:] if argv is None else argv)
         self.progress = progress_for(name)
         self._stop = threading.Event()
@@ -167,8 +170,32 @@ class Job:
         """The function for mapInArrow."""
         if process is None or self.args.record:
             process = _unchanged
-        delivery = Delivery(self.name, self.tenant, self.lanes, process, self.sinks, self.batch)
+        delivery = Delivery(
+            self.name,
+            self.tenant,
+            self.lanes,
+            process,
+            self.sinks,
+            self.batch,
+            self._dead_letters(),
+        )
         return delivery.in_plan()
+
+    def _dead_letters(self) -> DeadLetters | None:
+        """The queue; one for this run only when nothing is to be kept."""
+        if self.journal is None:
+            return None
+        if self._storage is None:
+            assert self._scratch is not None
+            return DeadLetters(self.journal, str(self._scratch.path / "letters.db"), self.name)
+        if not str(self._spark.sparkContext.master).startswith("local"):
+            self._fail(
+                ConfigError(
+                    "a dead letter queue in SQLite needs workers on the driver's machine: "
+                    "run on a local master, or turn `journal` off"
+                )
+            )
+        return DeadLetters(self.journal, self._storage.path, self.name)
 
     def settle(self, policy: CommitPolicy) -> Callable[[Any, int], None]:
         """The function for foreachBatch."""

@@ -22,11 +22,13 @@ _MOST_LINES = 1_000  # of one epoch: a script in a loop must not fill the driver
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that a processor could not handle, as it was before that processor."""
+    """An event that a processor or sink cannot take, as it came to it."""
 
     events: Events  # exactly one
-    processor: str
+    where: str  # id of the processor or sink
     error: str
+    kind: str = "script error"
+    at_sink: bool = False
 
 
 @dataclass

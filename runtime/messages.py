@@ -40,6 +40,19 @@ class Messages:
             headers=part(self.headers),
         )
 
+    def where(self, mask: pa.Array) -> Messages:
+        """The messages for which the mask holds."""
+
+        def part(column: Text) -> Text:
+            return column.filter(mask) if isinstance(column, pa.Array) else column
+
+        return Messages(
+            value=part(self.value),
+            to=part(self.to),
+            key=part(self.key),
+            headers=part(self.headers),
+        )
+
     def column(self, name: str, rows: int) -> pa.Array:
         """One of the four as a column, also when it is the same for all."""
         text: Text = getattr(self, name)

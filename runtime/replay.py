@@ -144,7 +144,7 @@ def replay(module: ModuleType, case: Case, text: str, made: Replay) -> None:
     takes_env = "env" in inspect.signature(module.process).parameters
     result = through(lambda e: module.process(e, env) if takes_env else module.process(e), events)
     dead = [
-        _letter("processor", letter.processor, letter.error, letter.events)
+        _letter("processor", letter.where, letter.error, letter.events)
         for letter in made.ledger.dead
     ]
     for sink in module.sinks(env):

@@ -150,7 +150,7 @@ def test_emitted_settings_are_those_of_the_plan(case: Case) -> None:
                 value = env.fill(value)
             if isinstance(value, dict):
                 value = {k: env.fill(v) for k, v in value.items()}
-            if name == "path":
+            if name in ("path", "credentials_file") and value is not None:
                 value = os.path.abspath(value)
             expected = tuple(value) if isinstance(value, list) else value
             if (got or None) != (expected or None):

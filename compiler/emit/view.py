@@ -80,6 +80,7 @@ class JobView:
     env: str = "()"
     batch: str = ""
     storage: str = ""
+    journal: str = ""
     columns: str = ""
     source_heading: str = ""
     source: str = ""
@@ -128,6 +129,10 @@ class _Builder:
             )
         )
         view.storage = self.storage()
+        if plan.journal.enabled:
+            self.imports.use("dfc_runtime", "Journal")
+            names = "max_event_bytes max_entries max_age_secs overflow_policy"
+            view.journal = str(Call("Journal", kwargs=_shown(plan.journal, names)))
         view.columns = _wrapped(" ".join(plan.columns))
         view.source_heading = _heading(f"source: {kind_of(plan.source)}", plan.source.span)
         view.source_format = py_literal(_format(plan))
@@ -214,6 +219,8 @@ class _Builder:
             kwargs.append(("lanes", str(plan.lanes.count)))
             if plan.lanes.key:
                 kwargs.append(("lane_key", py_literal(plan.lanes.key)))
+        if plan.journal.enabled:
+            kwargs.append(("journal", "JOURNAL"))
         kwargs.append(("needs", py_literal(_needs(plan))))
         return str(Call("Job", (py_literal(plan.name),), tuple(kwargs)))
 

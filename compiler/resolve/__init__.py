@@ -83,7 +83,7 @@ def _resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
         schema_sensing=_sensing(spec.section("schema_sensing")),
         storage=_storage(spec.section("storage"), diagnostics),
         connection_policy=_connection_policy(spec.section("connection_policy")),
-        columns=resolve_columns(source, steps, sinks, lanes.key),
+        columns=resolve_columns(source, steps, sinks, lanes.key, journal.enabled),
         env=(),
         lineage=Lineage(
             tables=source.tables or ("*",),

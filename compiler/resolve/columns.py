@@ -53,13 +53,17 @@ def never_filled(source: Source) -> set[str]:
 
 
 def resolve_columns(
-    source: Source, processors: tuple[Processor, ...], sinks: tuple[Sink, ...], lane_key: str | None
+    source: Source,
+    processors: tuple[Processor, ...],
+    sinks: tuple[Sink, ...],
+    lane_key: str | None,
+    journal: bool,
 ) -> tuple[str, ...]:
     reads = [r for p in processors for r in p.reads]
     reads += [r for s in sinks for r in s.delivery.reads]
     if lane_key:
         reads += ["before", "after"]
-    wanted = set(_ALWAYS)
+    wanted = set(COLUMNS if journal else _ALWAYS)  # a dead letter holds the whole event
     for read in reads:
         if read == EVERYTHING:
             wanted.update(COLUMNS)

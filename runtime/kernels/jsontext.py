@@ -13,15 +13,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .jit import Kernel
 
+if TYPE_CHECKING:
+    from .documents import Documents
+
 # What a value begins with tells what it is; a digit or a minus begins a number.
 MISSING, STRING, NULL, TRUE, FALSE, OBJECT, LIST = 0, *b'"ntf{['
+NUMBER = np.isin(np.arange(256), list(b"-0123456789"))  # by kind
 
 _space = re.compile(r"[\0-\x20]*").match
 _scalar = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\0-\x20,\]}]*', re.DOTALL).match
@@ -31,11 +36,23 @@ _decoder: Any = json.JSONDecoder(strict=False)
 _string = _decoder.parse_string
 
 
-class Values(NamedTuple):
+class Values:
     """One value of each row, as template text and by the first byte of its JSON text."""
 
-    text: pa.Array
-    kind: np.ndarray[Any, np.dtype[np.uint8]]
+    def __init__(self, text: pa.Array, kind: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.text = text
+        self.kind = kind
+
+    def floats(self) -> Any:
+        """Numbers as 64-bit floats, NaN elsewhere; None when one of them is no number after all."""
+        numbers = NUMBER[self.kind]
+        text = self.text
+        if not numbers.all():
+            text = pc.if_else(pa.array(numbers), text, pa.scalar(None, pa.string()))
+        try:
+            return pc.cast(text, pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            return None
 
 
 def extract(texts: pa.Array, path: tuple[str, ...]) -> pa.Array:
@@ -43,8 +60,10 @@ def extract(texts: pa.Array, path: tuple[str, ...]) -> pa.Array:
     return values(texts, path).text
 
 
-def values(texts: pa.Array, path: tuple[str, ...]) -> Values:
+def values(texts: pa.Array | Documents, path: tuple[str, ...]) -> Values:
     """The same, with the kind of each value: a string and a number may read alike."""
+    if not isinstance(texts, pa.Array):
+        return texts.values(path)
     if texts.null_count == len(texts):
         return Values(pa.nulls(len(texts), pa.string()), np.zeros(len(texts), np.uint8))
     kernel = KERNEL.after(len(texts))

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..events import Events, parse_json
-from ..kernels.jsontext import FALSE, LIST, MISSING, NULL, OBJECT, STRING, TRUE
+from ..kernels.jsontext import FALSE, LIST, MISSING, NULL, NUMBER, OBJECT, STRING, TRUE
 from ..patterns import selected
 
 _ABSENT: Any = object()
@@ -84,41 +84,39 @@ class Field:
         strings: Callable[[pa.Array], pa.Array] | None = None,
         numbers: Callable[[_Floats], _Flags] | None = None,
         inside: bool = False,
-        missing: bool = False,
     ) -> pa.Array:
         """`test` says it for one value; `strings` and `numbers` say the same of many at once.
 
         Without these two, all strings get the same answer, and so do all numbers. The same goes for
         objects and lists, unless the test looks `inside` of them.
         """
-        text, kind = self._events.values("after", self._path)
-        is_number = _number(kind)
-        result = np.full(len(kind), missing)
-        rest = (kind != MISSING) & (kind != NULL) & ~is_number
-        for constant, value in ((TRUE, True), (FALSE, False)):
-            if (kind == constant).any():
-                result[kind == constant] = test(value)
-        is_string = kind == STRING
-        if is_string.any():
-            result[is_string] = test("") if strings is None else _flags(strings(text))[is_string]
-        rest &= ~is_string & (kind != TRUE) & (kind != FALSE)
-        if not inside:
-            whole = (kind == OBJECT) | (kind == LIST)
-            if whole.any():
-                result[whole] = test([])
-            rest &= ~whole
+        found = self._events.values("after", self._path)
+        answers = np.zeros(256, np.bool_)  # by kind; a missing value passes no test
+        answers[TRUE], answers[FALSE] = test(True), test(False)
+        if strings is None:
+            answers[STRING] = test("")
         if numbers is None:
+            answers[NUMBER] = test(0)
+        if not inside:
+            answers[OBJECT] = answers[LIST] = test([])
+        result: _Flags = answers[found.kind]
+        rest = (_ODD | _INSIDE if inside else _ODD)[found.kind]
+        if strings is not None:
+            is_string = found.kind == STRING
+            if is_string.any():
+                result = np.where(is_string, _flags(strings(found.text)), result)
+        if numbers is not None:
+            is_number = NUMBER[found.kind]
             if is_number.any():
-                result[is_number] = test(0)
-        elif is_number.any():
-            floats = _as_floats(text, is_number)
-            odd = is_number if floats is None else is_number & np.isinf(floats)
-            if floats is not None:
-                result[is_number] = numbers(floats)[is_number]
-            rest |= odd
+                floats = found.floats()
+                if floats is None:
+                    rest |= is_number
+                else:
+                    result = np.where(is_number, numbers(floats), result)
+                    rest |= np.isinf(floats)
         if rest.any():
             rows = np.flatnonzero(rest)
-            result[rows] = [test(parse_json(t)) for t in text.take(rows).to_pylist()]
+            result[rows] = [test(parse_json(t)) for t in found.text.take(rows).to_pylist()]
         return pa.array(result)
 
     def exists(self) -> pa.Array:
@@ -203,7 +201,7 @@ class Field:
 
     def changed(self) -> pa.Array:
         old, new = (self._events.values(image, self._path) for image in ("before", "after"))
-        kinds = [np.where(_number(found.kind), _NUMBER, found.kind) for found in (old, new)]
+        kinds = [np.where(NUMBER[found.kind], ord("0"), found.kind) for found in (old, new)]
         result = kinds[0] != kinds[1]
         same = _flags(pc.equal(old.text, new.text))
         strings = kinds[0] == STRING
@@ -226,28 +224,15 @@ class Field:
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
-_NUMBER = ord("0")
-
-
-def _number(kind: Any) -> _Flags:
-    digit: _Flags = (kind >= ord("0")) & (kind <= ord("9"))
-    return digit | (kind == ord("-"))
+_INSIDE = np.isin(np.arange(256), (OBJECT, LIST))  # by kind
+_ODD = ~(NUMBER | _INSIDE | np.isin(np.arange(256), (MISSING, NULL, STRING, TRUE, FALSE)))
 
 
 def _flags(mask: pa.Array) -> _Flags:
-    flags: _Flags = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    if mask.null_count:
+        mask = pc.fill_null(mask, False)
+    flags: _Flags = mask.to_numpy(zero_copy_only=False)
     return flags
-
-
-def _as_floats(text: pa.Array, is_number: _Flags) -> _Floats | None:
-    """The numbers among the texts; None when one of them is no number after all."""
-    if is_number.sum() < len(text) - text.null_count:
-        text = pc.if_else(pa.array(is_number), text, pa.scalar(None, pa.string()))
-    try:
-        floats: _Floats = pc.cast(text, pa.float64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid:
-        return None
-    return floats
 
 
 def _float64(number: int | float) -> float:

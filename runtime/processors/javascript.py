@@ -88,7 +88,6 @@ def _sorted_out(script: Script, events: Events, answer: Answer) -> Iterator[Even
     if len(events) == 1:
         error = f"script `{script.id}`, {answer.error}; event {identity(events, 0)}"
         if script.on_error == "dlq":
-            events.ledger.count(script.id, "dead_lettered", events.position)
             events.ledger.dead.append(DeadLetter(events, script.id, error))
             yield events.slice(0, 0)
         else:

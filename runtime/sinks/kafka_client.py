@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +32,7 @@ _SAME = (
 )
 _NOT_SETTINGS = re.compile(r".*_cb|on_delivery|logger")  # the Python client's own, no text
 _PUBLIC_TRANSACTION_MS = 900_000  # what brokers allow unless told otherwise
+_FLUSH_STEP = 0.19  # from 0.2 on the client loses the exceptions of its callbacks
 _CONNECT_STEP = 0.5  # seconds between looks at what has gone wrong so far
 _NEW_TOPIC_SECS = 3.0  # for a broker that makes topics when they are first asked for
 _CACHE: dict[Any, Any] = {}  # clients between the epochs of this process
@@ -64,13 +66,14 @@ class Settings:
 
     def common(self) -> dict[str, Any]:
         """For any client of these brokers: the user's settings say how to log in."""
-        return {"bootstrap.servers": self.brokers, **self.client_conf}
+        return {"bootstrap.servers": self.brokers, "log_level": "0", **self.client_conf}
 
     def producer(self, name: str) -> dict[str, Any]:
         """Ours, then the user's; `name` is that of the transactions."""
         timeout = self.send_timeout_secs * 1000
         ours: dict[str, Any] = {
             "bootstrap.servers": self.brokers,
+            "log_level": "0",  # what nobody fetches would pile up between epochs
             "client.id": f"dfc-{self.sink}",
             "acks": "all",
             "enable.idempotence": "true",
@@ -159,6 +162,24 @@ def _place(settings: Settings, lane: Lane, run: str) -> tuple[Any, ...]:
     return os.getpid(), lane.pipeline, lane.index, run, settings.key()
 
 
+@contextlib.contextmanager
+def raising(say: Callable[[KafkaError], Exception]) -> Iterator[None]:
+    """The client's exceptions as ours.
+
+    It raises fatal errors out of whatever call serves its callbacks, and goes on to call them with
+    that exception pending: then it comes as the cause of Python's complaint about this.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except (KafkaException, SystemError) as error:
+        found = error if isinstance(error, KafkaException) else error.__cause__
+        if not isinstance(found, KafkaException):
+            raise
+        raise say(found.args[0]) from None
+
+
 class Heard:
     """What the client reports from its own threads, kept apart so that nothing holds the client."""
 
@@ -177,6 +198,10 @@ class Heard:
             self.refused = said(error)
         elif name != "_ALL_BROKERS_DOWN" or self.last is None:
             self.last = said(error)
+
+
+class Failed(Exception):
+    """Carries an error of the client's."""
 
 
 class Client:
@@ -198,8 +223,7 @@ class Client:
         kept = kept_for(settings, lane, run)
         if not isinstance(kept, cls):
             return cls(settings, lane, run)
-        kept.producer.poll(0)
-        return kept
+        return kept if kept.serve() is None else cls(settings, lane, run)
 
     def keep(self) -> None:
         """For the next epoch: a new one would take a while to connect."""
@@ -211,7 +235,8 @@ class Client:
         return ""
 
     def transactional_id(self, lane: int) -> str:
-        return f"dfc-{self.lane.pipeline}-{self.settings.sink}-{lane}"
+        # Names may hold `-`, so another sign keeps those of two pipelines apart.
+        return f"dfc-{self.lane.pipeline}/{self.settings.sink}/{lane}"
 
     # --- a unit ------------------------------------------------------------------------------
 
@@ -239,14 +264,15 @@ class Client:
         headers: Sequence[Headers | None],
     ) -> None:
         """One by one, because the client's batches have no headers."""
-        from confluent_kafka import KafkaException
-
         produce, on_delivery = self.producer.produce, self.heard.on_delivery
-        try:
+        with self.full_queue(), raising(self.error):
             for value, key, pairs in zip(values, keys, headers, strict=True):
                 produce(topic, value, key, on_delivery=on_delivery, headers=pairs or [])
-        except KafkaException as error:
-            raise self.error(error.args[0]) from None
+
+    @contextlib.contextmanager
+    def full_queue(self) -> Iterator[None]:
+        try:
+            yield
         except BufferError:
             raise SinkError(f"sink `{self.settings.sink}`: the client's queue is full") from None
 
@@ -265,7 +291,8 @@ class Client:
         deadline = time.monotonic() + self.settings.send_timeout_secs
         left = len(self.producer)
         while left and self.heard.refused is None and (wait := deadline - time.monotonic()) > 0:
-            left = self.producer.flush(min(wait, 1.0))
+            with raising(self.error):
+                left = self.producer.flush(min(wait, _FLUSH_STEP))
         self._bytes = 0
         if self.heard.failed:
             raise self.delivery_error()
@@ -275,7 +302,16 @@ class Client:
     def abort(self) -> None:
         """Nothing of the open unit goes out any more; the client is not used again."""
         self.producer.purge()
-        self.producer.poll(0)
+        self.serve()
+
+    def serve(self) -> KafkaError | None:
+        """Hears what has happened; returns the error after which this producer is of no more use."""
+        try:
+            with raising(Failed):
+                self.producer.poll(0)
+        except Failed as fatal:
+            return fatal.args[0]
+        return None
 
     # --- brokers and topics ------------------------------------------------------------------
 
@@ -292,7 +328,8 @@ class Client:
             try:
                 return ask(*what, timeout=wait)
             except KafkaException as error:
-                self.producer.poll(0)
+                if (fatal := self.serve()) is not None:
+                    raise self.error(fatal) from None
                 if self.heard.refused is not None:
                     raise SinkError(self._refused()) from None
                 if time.monotonic() >= deadline:
@@ -351,7 +388,7 @@ class Client:
         return self.error(error, topic)
 
     def late(self, what: str) -> SinkError:
-        self.producer.poll(0)
+        self.serve()
         if self.heard.refused is not None:
             return SinkError(self._refused())
         after = f"after {self.settings.send_timeout_secs} s"

@@ -12,13 +12,13 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from ..errors import ConfigError, DfcError, Fenced, SinkError
 from .base import Lane
-from .kafka_client import Client, Heard, Settings, kept_for, quiet, said
+from .kafka_client import Client, Failed, Heard, Settings, kept_for, quiet, raising, said
 
 TOPIC = "dfc.positions"
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "4194304"}  # little to read at a start
@@ -264,39 +264,18 @@ class Transactional(Client):
         return self._entry.position
 
     def begin(self) -> None:
-        from confluent_kafka import KafkaException
-
         super().begin()
-        try:
+        with raising(self.error):
             self.producer.begin_transaction()
-        except KafkaException as error:
-            raise self.error(error.args[0]) from None
 
     def commit(self, position: str) -> None:
-        from confluent_kafka import KafkaException
-
         entry = replace(self._entry, position=position)
-        try:
+        on_delivery = self.heard.on_delivery
+        with self.full_queue(), raising(self.error):
             self.producer.produce(
-                TOPIC,
-                entry.encoded(),
-                self.key.encode(),
-                partition=0,
-                on_delivery=self.heard.on_delivery,
+                TOPIC, entry.encoded(), self.key.encode(), partition=0, on_delivery=on_delivery
             )
-        except (KafkaException, BufferError) as error:
-            raise self._failure(error) from None
-        deadline = time.monotonic() + self.settings.send_timeout_secs
-        while True:
-            wait = min(max(deadline - time.monotonic(), 0.01), _STEP_SECS)
-            try:
-                self.producer.commit_transaction(wait)
-                break
-            except KafkaException as error:
-                self.producer.poll(0)
-                again = error.args[0].retriable() and self.heard.refused is None
-                if not again or time.monotonic() >= deadline:
-                    raise self._failure(error) from None
+        self._until_done(self.producer.commit_transaction, self._failure)
         self._entry = entry
         self._end += 2  # the message, and the mark that ends the transaction
         self._bytes = 0
@@ -316,12 +295,25 @@ class Transactional(Client):
             )
         return super().error(error, topic)
 
-    def _failure(self, error: Exception) -> DfcError:
-        if isinstance(error, BufferError):
-            return SinkError(f"sink `{self.settings.sink}`: the client's queue is full")
-        if self.heard.failed and not error.args[0].fatal():
-            return self.delivery_error()
-        return self.error(error.args[0])
+    def _failure(self, error: Any) -> DfcError:
+        return (
+            self.delivery_error() if self.heard.failed and not error.fatal() else self.error(error)
+        )
+
+    def _until_done(self, call: Callable[[float], None], say: Callable[[Any], DfcError]) -> None:
+        """In steps, so that what cannot get better is noticed in between."""
+        deadline = time.monotonic() + self.settings.send_timeout_secs
+        while True:
+            wait = min(max(deadline - time.monotonic(), 0.01), _STEP_SECS)
+            try:
+                with raising(Failed):
+                    return call(wait)
+            except Failed as failed:
+                error = failed.args[0]
+                self.serve()
+                again = error.retriable() and self.heard.refused is None
+                if not again or time.monotonic() >= deadline:
+                    raise say(error) from None
 
     # --- whose the lane is -------------------------------------------------------------------
 
@@ -364,10 +356,9 @@ class Transactional(Client):
 
     def _still_ours(self, lane: Lane) -> bool:
         """Whether nobody has begun to write the lane since; asked once for each epoch."""
-        if lane.count != self.lane.count:
+        if lane.count != self.lane.count or self.serve() is not None:
             return False
         self.lane = lane
-        self.producer.poll(0)
         end = self._log.end()
         if (self._end < 0 or end > self._end) and self._log.read(end):
             self._end = end + 1  # the last transaction's mark may be on its way
@@ -400,16 +391,4 @@ class Transactional(Client):
 
     def _begin_transactions(self, producer: Any) -> None:
         """Ends whatever an earlier producer of that name has under way, and fences it."""
-        from confluent_kafka import KafkaException
-
-        deadline = time.monotonic() + self.settings.send_timeout_secs
-        while True:
-            wait = min(max(deadline - time.monotonic(), 0.01), _STEP_SECS)
-            try:
-                producer.init_transactions(wait)
-                return
-            except KafkaException as error:
-                self.producer.poll(0)
-                again = error.args[0].retriable() and self.heard.refused is None
-                if not again or time.monotonic() >= deadline:
-                    raise super().error(error.args[0]) from None
+        self._until_done(producer.init_transactions, super().error)

@@ -65,7 +65,7 @@ class Connection:
         self._keys: dict[bytes, bytes] = {}  # of the questions under way, by subject
         self._replies: dict[bytes, Reply] = {}
         self._outcome = Outcome()
-        self._stream_mark = b""
+        self._stream, self._stream_mark = "", b""  # whose acknowledgements are waited for
         self.inbox = "_INBOX." + secrets.token_hex(6)
         inbox = re.escape(self.inbox).encode()
         # Acknowledgements of rows; everything else is looked at line by line.
@@ -204,7 +204,7 @@ class Connection:
         more is begun; what is on its way is still waited for, so the outcome is complete.
         """
         outcome = self._outcome = Outcome()
-        self._stream_mark = f'"stream":{json.dumps(stream)}'.encode()
+        self._stream, self._stream_mark = stream, f'"stream":"{stream}"'.encode()
         rows, sent, moved = len(ends) - 1, 0, time.monotonic()
         batch_secs = end - moved
         while outcome.answered < rows:
@@ -236,7 +236,7 @@ class Connection:
     def publish_and_flush(self, data: memoryview, patience: float, end: float) -> Outcome:
         """Sends frames and waits until the server has read them all; nobody acknowledges them."""
         outcome = self._outcome = Outcome()
-        self._stream_mark = b""
+        self._stream = ""
         before = self._pongs
         self._say(data, lambda: True, end, patience)
         self._say(b"PING\r\n", lambda: self._pongs > before, end, patience)
@@ -338,6 +338,8 @@ class Connection:
         return heard[at:]
 
     def _take_acks(self, acks: bytes) -> None:
+        if not self._stream:
+            return  # a stream keeps what is published to core NATS
         outcome = self._outcome
         count = acks.count(b"\r\nMSG ") + 1
         if b'"error"' not in acks and acks.count(self._stream_mark) >= count:
@@ -354,7 +356,7 @@ class Connection:
         if "error" in said:
             error = said["error"]
             outcome.refused[row] = (int(error.get("err_code", 0)), str(error.get("description")))
-        elif self._stream_mark and self._stream_mark not in content:
+        elif said.get("stream") != self._stream:
             outcome.refused[row] = (0, f"it went to stream {said.get('stream')}")
         else:
             outcome.last = int(said.get("seq", 0))
@@ -368,7 +370,7 @@ class Connection:
             if status:
                 self._outcome.answered += 1
                 self._outcome.refused[int(key)] = (int(status[:3]), "no responders")
-            elif self._stream_mark:
+            elif self._stream:
                 self._take_ack(int(key), content)
 
     def _take_error(self, text: str) -> None:

@@ -49,6 +49,7 @@ _NO_JETSTREAM = (10039, 10076)
 _OTHER_STREAM, _WRONG_LAST_ID, _WRONG_LAST_SEQUENCE = 10060, 10070, 10071
 _ASKED_AT_ONCE = 256
 _LOOKED_BACK = 10_000
+_SUBJECTS_KEPT = 100_000
 _FRESH_SECS = 30.0  # a record is written anew before a write that comes later than this
 _FRESH_SECS_AMONG_OTHERS = 0.1  # where the record alone stops a second writer
 _APART_SECS = 60.0  # how long others are let be, at first, before order is checked again
@@ -123,19 +124,23 @@ class StreamWriter:
         about, kept = self.connection.ask(questions, self._patience)
         state = self._look_at(about)
         record, number = self._record_in(kept, int(about.value["config"].get("num_replicas", 1)))
+        first = int(state["first_seq"])
         before, self._last = self._last, int(state["last_seq"])
-        nobody = record is not None if self._bucket else before == self._last
-        if self._mine and number == self._recorded and nobody:
+        same = record is not None and number == self._recorded
+        if self._mine and (same if self._bucket else before == self._last):
             return self._position  # nobody else has delivered for this lane
-        self._recorded, self._mine, self._found = number, False, {}
-        self._check_other_lane_counts(known)
+        if record is None or not same:
+            self._recorded, self._mine, self._found = number, False, {}
+            self._check_other_lane_counts(known)
         if record is None:
-            self._position, self._sequence = "", self._last
-            self._look_back(known, int(state["first_seq"]))
+            self._look_back(known, first)
+            begin = min((f.sequence for f in self._found.values()), default=self._last + 1)
+            self._position, self._sequence = "", begin - 1
         else:
             self._position, self._sequence = record.position, record.sequence
-            begin = max(self._sequence + 1, int(state["first_seq"]))
             until = _seconds(kept.value["message"]["time"]) + record.lasts_secs
+            # What an idle lane has read before need not be read again.
+            begin = max((before if same else self._sequence) + 1, first)
             for message in self._read(range(begin, self._last + 1)):
                 if _seconds(message["time"]) > until:
                     break
@@ -287,6 +292,8 @@ class StreamWriter:
         ]
         if not new or len(rows) == 0:
             return []
+        if len(self._known_subjects) > _SUBJECTS_KEPT:
+            self._known_subjects = set()
         self._known_subjects |= set(new)
         if isinstance(rows.to, str):
             return [0]
@@ -333,6 +340,8 @@ class StreamWriter:
 
     def _refusal(self, rows: Rows, row: int, code: int, text: str) -> SinkError:
         subject = rows.subject(row)
+        if code == NO_RESPONDERS and self._subjects.fullmatch(subject):
+            return SinkError(f"stream `{self.stream}` does not answer: it may have no leader now")
         if code == NO_RESPONDERS:
             return SinkError(
                 f"no stream takes subject `{subject}`: "

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,11 @@ CREATE TABLE IF NOT EXISTS df_queue (
   id INTEGER PRIMARY KEY AUTOINCREMENT, ns TEXT NOT NULL, key TEXT NOT NULL,
   val BLOB NOT NULL, ts INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS df_queue_key ON df_queue (ns, key, id);
+"""
+# Entries of a queue may have a name, by which one that comes again is recognised.
+_NAMES = """
+ALTER TABLE df_queue ADD COLUMN name TEXT;
+CREATE UNIQUE INDEX df_queue_name ON df_queue (ns, key, name) WHERE name IS NOT NULL
 """
 
 
@@ -56,6 +61,10 @@ class SqliteStorage:
         with self._transaction() as db:
             for statement in _TABLES.split(";"):
                 db.execute(statement)
+            columns = [row[1] for row in db.execute("PRAGMA table_info(df_queue)")]
+            if "name" not in columns:
+                for statement in _NAMES.split(";"):
+                    db.execute(statement)
 
     def close(self) -> None:
         with self._lock:
@@ -181,13 +190,40 @@ class SqliteStorage:
 
     # --- queues --------------------------------------------------------------------------
 
-    def push(self, ns: str, key: str, value: bytes) -> int:
+    def push(self, ns: str, key: str, value: bytes, name: str | None = None) -> int:
+        """Adds an entry, and returns its id; one whose name is there already is left as it is."""
         with self._transaction() as db:
             cursor = db.execute(
-                "INSERT INTO df_queue (ns, key, val, ts) VALUES (?, ?, ?, ?)",
-                (ns, key, value, _now()),
+                "INSERT INTO df_queue (ns, key, val, ts, name) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                (ns, key, value, _now(), name),
             )
             return int(cursor.lastrowid or 0)
+
+    def holds(self, ns: str, key: str, name: str) -> bool:
+        """Whether the queue has an entry of this name."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT 1 FROM df_queue WHERE ns = ? AND key = ? AND name = ?", (ns, key, name)
+            ).fetchone()
+        return row is not None
+
+    def drop_older(self, ns: str, key: str, than: int) -> int:
+        """Removes entries from before this time, in seconds; returns how many."""
+        with self._transaction() as db:
+            return db.execute(
+                "DELETE FROM df_queue WHERE ns = ? AND key = ? AND ts < ?", (ns, key, than)
+            ).rowcount
+
+    def remove(self, ns: str, key: str, ids: Sequence[int]) -> int:
+        """Removes these entries; returns how many there were."""
+        with self._transaction() as db:
+            return sum(
+                db.execute(
+                    "DELETE FROM df_queue WHERE ns = ? AND key = ? AND id = ?", (ns, key, number)
+                ).rowcount
+                for number in ids
+            )
 
     def peek(self, ns: str, key: str, limit: int = 100) -> list[tuple[int, bytes]]:
         """The oldest entries, which stay in the queue."""

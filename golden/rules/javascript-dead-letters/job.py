@@ -2,7 +2,7 @@
 # source: pipeline.yaml  sha256: 026f8d671842  compiler: 0.1.0
 """Pipeline `shop` (tenant `acme`): mysql -> javascript -> kafka (required)."""
 
-from dfc_runtime import ACKS, Batch, CommitPolicy, Env, Events, Job, Messages, Storage
+from dfc_runtime import ACKS, Batch, CommitPolicy, Env, Events, Job, Journal, Messages, Storage
 from dfc_runtime.columns import first, native, raw_or, table_key
 from dfc_runtime.processors import Script, javascript
 from dfc_runtime.sinks import KafkaSink, Sink
@@ -14,6 +14,7 @@ BATCH = Batch(
     max_events=2000, max_bytes=16777216, max_ms=50, respect_source_tx=True, max_inflight=1
 )
 STORAGE = Storage(backend="sqlite", path="./data/deltaforge.db")
+JOURNAL = Journal(max_event_bytes=4096, max_entries=5, max_age_secs=0, overflow_policy="block")
 COLUMNS = (
     "position tx_end op ts_ms db table primary_key before after source transaction tx_id "
     "event_id schema_version schema_sequence ddl"
@@ -78,6 +79,7 @@ def main() -> None:
         storage=STORAGE,
         batch=BATCH,
         sinks=sinks,
+        journal=JOURNAL,
         needs=("dfc_mysql", "javascript", "journal"),
     )
     spark = job.session()
