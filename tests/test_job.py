@@ -134,7 +134,7 @@ def test_second_signal_leaves_at_once(tmp_path: Path) -> None:
     ("env", "arguments", "code", "text"),
     [
         ({"TINY_KAFKA": "1"}, [], 1, "the Kafka client knows no setting `no.such.key`"),
-        ({"TINY_NEEDS": "javascript"}, [], 1, "the javascript processor is not built yet"),
+        ({"TINY_NEEDS": "schema_sensing"}, [], 1, "`schema_sensing` is not built yet"),
         ({"TINY_NEEDS": "dfc_mysql"}, [], 1, "the mysql source is not built yet"),
         (
             {"TINY_NEEDS": "dfc_mysql", "TINY_KAFKA": "1"},
