@@ -437,6 +437,50 @@ def test_without_the_bucket_the_stream_itself_tells(
     assert numbers(streams, stream) == upto(12)
 
 
+def test_what_was_found_without_a_record_is_found_again(
+    url: str, streams: Streams, stream: str
+) -> None:
+    target = sink(url, stream)
+    target.open(Lane("p"))
+    give(target, 0, 9)
+    target.abort()
+    streams.delete("KV_dfc_positions")
+    for end in (3, 6, 12):  # each dies after a part of what the first had stored
+        time.sleep(0.2)
+        again = sink(url, stream)
+        at = int(again.open(Lane("p")) or "0", 16)
+        give(again, at, end)
+        again.abort()
+    assert numbers(streams, stream) == upto(12)
+
+
+def test_an_idle_lane_reads_only_what_is_new(
+    url: str, streams: Streams, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sink(url, stream)
+    first.open(Lane("p"))
+    give(first, 0, 5, commit=False)
+    asked: list[int] = []
+    read = nats_stream.StreamWriter._read
+
+    def counted(self: Any, numbers: Any) -> Any:
+        asked.append(len(numbers))
+        return read(self, numbers)
+
+    monkeypatch.setattr(nats_stream.StreamWriter, "_read", counted)
+    second = sink(url, stream)
+    second.open(Lane("p"))
+    second.close()
+    give(first, 5, 7, commit=False)
+    for _ in range(2):
+        assert second.open(Lane("p")) == ""
+        second.close()
+    assert asked == [5, 2, 0]
+    second.open(Lane("p"))
+    give(second, 0, 9)
+    assert numbers(streams, stream) == upto(9)
+
+
 def test_messages_that_were_read_and_are_gone(url: str, streams: Streams) -> None:
     name = streams.add("queue", "queue.>", retention="workqueue")
     target = sink(url, name)
