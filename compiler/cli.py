@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import Spec, __version__, emit_job, plan_pipeline
 from .diagnostics import MOST, Diagnostics, Enough, quote
 from .parse import MAX_BYTES
-from .plan import Plan, PostgresSource, spelled
+from .plan import Plan, PostgresSource, keeps_position, spelled
 from .span import Span
 
 
@@ -210,6 +210,40 @@ def _record(arguments: argparse.Namespace) -> int:
 def _fixtures(spec: Spec) -> Path:
     """The folder next to a spec that `dfc test` keeps its fixtures in."""
     return Path(spec.file).with_suffix(".test")
+
+
+def _admin(arguments: argparse.Namespace) -> int:
+    """Asks the runtime about one pipeline's storage."""
+    from importlib.util import find_spec
+    from subprocess import run
+
+    plans = _plans(arguments, side_by_side=False)
+    if len(plans) != 1:
+        raise UsageError(f"this takes one pipeline, not {len(plans)}")
+    if find_spec("dfc_runtime") is None:
+        raise UsageError("this needs the runtime: install dfc with its `run` extra")
+    if not getattr(arguments, "yes", True):
+        raise UsageError("this changes what the next run delivers, or removes events: add --yes")
+    _, plan = plans[0]
+    request = {
+        name: getattr(arguments, name)
+        for name in ("sink", "position", "limit", "id", "ids")
+        if hasattr(arguments, name)
+    }
+    request |= {
+        "command": arguments.request,
+        "pipeline": plan.name,
+        "source": plan.source.id,
+        "backend": plan.storage.backend,
+        "path": spelled(plan.storage.path),
+        "lanes": plan.lanes.count,
+        "sinks": [{"id": sink.id, "own_position": keeps_position(sink)} for sink in plan.sinks],
+    }
+    if arguments.storage:
+        request["backend"], _, request["path"] = arguments.storage.partition(":")
+    sys.stdout.flush()
+    command = [sys.executable, "-P", "-m", "dfc_runtime.admin"]
+    return run(command, input=json.dumps(request).encode()).returncode
 
 
 def _diff(arguments: argparse.Namespace) -> int:
@@ -445,6 +479,44 @@ def _parser() -> argparse.ArgumentParser:
         help="write the next N events; sends and keeps nothing",
     )
     job_flags(live)
+
+    def admin(name: str, request: str, help: str, under: Any = commands) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = under.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=_admin, request=request)
+        sub.add_argument("specs", nargs=1, metavar="SPEC", help="the pipeline's YAML file")
+        sub.add_argument("--storage", metavar="WHERE", help="sqlite:PATH instead of the spec's")
+        sub.add_argument("--allow-literal-secrets", action="store_true", help=argparse.SUPPRESS)
+        return sub
+
+    admin("status", "status", "show who runs a pipeline, and where its sinks stand")
+
+    def group(name: str, help: str) -> Any:
+        sub = commands.add_parser(name, help=help, description=help)
+        return sub.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    positions = group("checkpoint", "look at and move the positions of sinks")
+    admin("list", "positions", "list the positions", positions)
+    sub = admin("show", "show", "print positions as JSON", positions)
+    sub.add_argument("--sink", metavar="ID", help="only this sink")
+    for name, help in (
+        ("reset", "let sinks start from the beginning"),
+        ("set", "let a sink go on behind a position"),
+    ):
+        sub = admin(name, name, help, positions)
+        sub.add_argument("--sink", metavar="ID", required=name == "set", help="only this sink")
+        if name == "set":
+            sub.add_argument("--position", metavar="TEXT", required=True, help="as `list` shows it")
+        sub.add_argument("--yes", action="store_true", help="do it")
+
+    letters = group("dlq", "look at and clear the dead letter queue")
+    sub = admin("list", "letters", "list dead letters, the oldest first", letters)
+    sub.add_argument("--sink", metavar="ID", help="only of this sink or processor")
+    sub.add_argument("--limit", type=int, default=50, metavar="N", help="so many (default: 50)")
+    sub = admin("show", "letter", "print one dead letter with its event", letters)
+    sub.add_argument("id", type=int, metavar="ID", help="as `list` shows it")
+    sub = admin("purge", "purge", "remove dead letters for good", letters)
+    sub.add_argument("ids", type=int, nargs="*", metavar="ID", help="these; all when none is named")
+    sub.add_argument("--yes", action="store_true", help="do it")
 
     command("schema", _schema, "print the JSON Schema of the pipeline language")
 

@@ -50,7 +50,7 @@ class Lease:
         slot = self._storage.slot(NAMESPACE, self._pipeline)
         if slot is not None:
             version, holder = slot[0], json.loads(slot[1])
-            if holder["token"] and not _is_gone(holder):
+            if holder["token"] and not is_gone(holder):
                 self._watch(version, holder, say)
             self._version = version
         if not self._swap(self.token):
@@ -84,7 +84,7 @@ class Lease:
                 if slot is not None and not json.loads(slot[1])["token"]:
                     raise self._refused(f"{who} has just stopped: try again")
                 raise self._refused(f"it is run by {who}")
-            if _is_gone(holder):
+            if is_gone(holder):
                 return
 
     def _refused(self, why: str) -> ConfigError:
@@ -137,7 +137,7 @@ def _started(pid: int) -> str | None:
         return None
 
 
-def _is_gone(holder: dict[str, Any]) -> bool:
+def is_gone(holder: dict[str, Any]) -> bool:
     """Whether the holder certainly lives no more: only a process of this machine can be told so."""
     same_machine = holder["boot"] is not None and holder["boot"] == _boot()
     return same_machine and _started(holder["pid"]) != holder["started"]
