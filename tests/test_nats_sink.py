@@ -198,6 +198,14 @@ def test_subjects_that_are_none_are_rejected(
     assert streams.messages(stream) == []
 
 
+def test_a_subject_for_all_that_is_none_rejects_all(url: str, stream: str) -> None:
+    target = sink(url, stream, to="a b")
+    target.open(Lane("p"))
+    with pytest.raises(Rejected) as caught:
+        give(target, 0, 3)
+    assert list(caught.value.rows) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("named", "words"),
     [

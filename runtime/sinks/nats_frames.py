@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +109,7 @@ def rows_of(messages: Messages, events: Events, owner: str, largest: int) -> Row
     """The messages as rows; raises Rejected for those that no server would take as they are."""
     count = len(events)
     refused: dict[int, str] = {}
-    _check_subjects(messages.to, refused)
+    _check_subjects(messages.to, count, refused)
     parts: list[Any] = ["Nats-Msg-Id: "]
     identity = _identity(events, owner)
     _check_lines("event id", identity, refused)
@@ -158,7 +157,7 @@ def _identity(events: Events, owner: str) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _check_subjects(to: Text, refused: dict[int, str]) -> None:
+def _check_subjects(to: Text, count: int, refused: dict[int, str]) -> None:
     def why(subject: str | None) -> str | None:
         if not subject:
             return "its subject is empty"
@@ -170,23 +169,18 @@ def _check_subjects(to: Text, refused: dict[int, str]) -> None:
             return f"the subject is one of the server's own: {subject!r}"
         return None
 
-    _by_value(to, why, refused)
-
-
-def _by_value(column: Text, why: Callable[[Any], str | None], refused: dict[int, str]) -> None:
-    """Notes the rows whose value is wrong; each different value is looked at once."""
-    if not isinstance(column, pa.Array):
-        reason = why(column)
+    if not isinstance(to, pa.Array):
+        reason = why(to)
         if reason is not None:
-            refused.setdefault(0, reason)
+            refused |= dict.fromkeys(range(count), reason)
         return
-    encoded = pc.dictionary_encode(column)
-    reasons = [why(value) for value in encoded.dictionary.to_pylist()]
+    encoded = pc.dictionary_encode(to)
+    reasons = [why(subject) for subject in encoded.dictionary.to_pylist()]
     if not any(reasons):
         return
     for row, code in enumerate(encoded.indices.to_pylist()):
         if reasons[code] is not None:
-            refused.setdefault(row, str(reasons[code]))
+            refused[row] = str(reasons[code])
 
 
 def _check_lines(what: str, column: pa.Array, refused: dict[int, str]) -> None:
