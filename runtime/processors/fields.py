@@ -91,6 +91,16 @@ class Field:
         objects and lists, unless the test looks `inside` of them.
         """
         found = self._events.values("after", self._path)
+        floats = None
+        kinds = set(np.flatnonzero(np.bincount(found.kind, minlength=256)).tolist())
+        kinds -= {MISSING, NULL}
+        # As a rule all rows have strings there, or all of them numbers.
+        if strings is not None and kinds == {STRING}:
+            return _no_nulls(strings(found.text))
+        if numbers is not None and kinds & _NUMBERS:
+            floats = found.floats()
+            if floats is not None and kinds <= _NUMBERS and not np.isinf(floats).any():
+                return pa.array(numbers(floats))
         answers = np.zeros(256, np.bool_)  # by kind; a missing value passes no test
         answers[TRUE], answers[FALSE] = test(True), test(False)
         if strings is None:
@@ -101,19 +111,13 @@ class Field:
             answers[OBJECT] = answers[LIST] = test([])
         result: _Flags = answers[found.kind]
         rest = (_ODD | _INSIDE if inside else _ODD)[found.kind]
-        if strings is not None:
-            is_string = found.kind == STRING
-            if is_string.any():
-                result = np.where(is_string, _flags(strings(found.text)), result)
-        if numbers is not None:
-            is_number = NUMBER[found.kind]
-            if is_number.any():
-                floats = found.floats()
-                if floats is None:
-                    rest |= is_number
-                else:
-                    result = np.where(is_number, numbers(floats), result)
-                    rest |= np.isinf(floats)
+        if strings is not None and STRING in kinds:
+            result = np.where(found.kind == STRING, _flags(strings(found.text)), result)
+        if floats is not None and numbers is not None:
+            result = np.where(NUMBER[found.kind], numbers(floats), result)
+            rest |= np.isinf(floats)
+        elif numbers is not None:
+            rest |= NUMBER[found.kind]
         if rest.any():
             rows = np.flatnonzero(rest)
             result[rows] = [test(parse_json(t)) for t in found.text.take(rows).to_pylist()]
@@ -224,15 +228,18 @@ class Field:
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
+_NUMBERS = set(np.flatnonzero(NUMBER).tolist())
 _INSIDE = np.isin(np.arange(256), (OBJECT, LIST))  # by kind
 _ODD = ~(NUMBER | _INSIDE | np.isin(np.arange(256), (MISSING, NULL, STRING, TRUE, FALSE)))
 
 
 def _flags(mask: pa.Array) -> _Flags:
-    if mask.null_count:
-        mask = pc.fill_null(mask, False)
-    flags: _Flags = mask.to_numpy(zero_copy_only=False)
+    flags: _Flags = _no_nulls(mask).to_numpy(zero_copy_only=False)
     return flags
+
+
+def _no_nulls(mask: pa.Array) -> pa.Array:
+    return pc.fill_null(mask, False) if mask.null_count else mask
 
 
 def _float64(number: int | float) -> float:
