@@ -73,12 +73,13 @@ def outbox(
     found = find(texts, (*names.values(), *more.values()))
     row = _Row(texts, found)
     parts = {part: found[column] for part, column in names.items()}
-    body, absent = _payload(parts["payload"])
+    payload = parts["payload"]
+    body, absent = payload.without(payload.kind == NULL).text, payload.kind == MISSING
     to = first(topic(row) if topic else None, _scalar(parts["topic"]).plain, default_topic)
     if strict:
         given = {part: _scalar(member).text for part, member in parts.items()}
         _require(events, mine, id, {**given, "payload": body, "topic": to}, names)
-    if absent.true_count:
+    if absent.any():
         rest = without(texts.filter(absent), tuple(names.values()))
         body = pc.replace_with_mask(body, absent, rest)
     headers = {header: parts[part] for header, part in _HEADERS.items()}
@@ -143,8 +144,8 @@ def _meant(patterns: Sequence[str], db: str, table: str) -> bool:
 
 def _inserts(events: Events, mine: pa.Array, id: str) -> tuple[Events, pa.Array]:
     """Leaves out, and counts, marked events that are no messages."""
-    inserts = pc.and_(mine, pc.equal(events.op, "c"))
-    rows = pc.and_(inserts, _no_nulls(pc.starts_with(events.after.text, "{")))
+    inserts = _both(mine, pc.equal(events.op, "c"))
+    rows = _both(inserts, _no_nulls(pc.starts_with(events.after.text, "{")))
     reasons = {}
     if inserts.true_count < mine.true_count:
         reasons["non_insert"] = pc.and_not(mine, inserts)
@@ -161,6 +162,10 @@ def _inserts(events: Events, mine: pa.Array, id: str) -> tuple[Events, pa.Array]
         return events, mine
     kept = pc.or_(pc.invert(mine), rows)
     return events.where(kept), rows.filter(kept)
+
+
+def _both(one: pa.Array, other: pa.Array) -> pa.Array:
+    return other if one.true_count == len(one) else pc.and_(one, other)
 
 
 def _no_nulls(mask: pa.Array) -> pa.Array:
@@ -192,11 +197,6 @@ def _put(events: Events, name: str, mine: pa.Array, value: Text | bool) -> pa.Ar
 def _scalar(member: Member) -> Member:
     """Strings, numbers and booleans; anything else is as if it was not there."""
     return member.without(_NO_SCALAR[member.kind])
-
-
-def _payload(member: Member) -> tuple[pa.Array, pa.Array]:
-    """The text of the payload without JSON's nulls, and where there is no such column at all."""
-    return member.without(member.kind == NULL).text, pa.array(member.kind == MISSING)
 
 
 def _require(
