@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,9 +223,21 @@ class Delivery:
         counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
         ledger, failure = Ledger(counted), None
+        # Sinks wait for networks and disks: each in a thread of its own they wait at the same time.
+        pool = ThreadPoolExecutor(len(outlets), "dfc-sink") if len(outlets) > 1 else None
+
+        def abreast(step: Callable[..., None], *arguments: Any) -> None:
+            if pool is None:
+                for outlet in outlets:
+                    step(outlet, *arguments)
+                return
+            steps = [pool.submit(step, outlet, *arguments) for outlet in outlets]
+            wait(steps)  # all of them, before one that failed is heard
+            for one in steps:
+                one.result()
+
         try:
-            for outlet in outlets:
-                outlet.open()
+            abreast(Outlet.open)
             cutter = Cutter(self.batch)
             for rows in batches:
                 if rows.num_rows == 0:
@@ -245,19 +258,16 @@ class Delivery:
                     for outlet in outlets:
                         outlet.error = outlet.error or reason(error)
                     continue
-                # One after the other. Sinks that wait for a network may overlap here, each in a
-                # thread of its own: an outlet shares nothing with the others.
-                for outlet in outlets:
-                    outlet.deliver(events, pieces)
+                abreast(Outlet.deliver, events, pieces)
             last = cutter.finish()
-            for outlet in outlets:
-                if last is not None and failure is None:
-                    outlet.commit(last)
-                outlet.tick()
+            if last is not None and failure is None:
+                abreast(Outlet.commit, last)
+            abreast(Outlet.tick)
             acks = [outlet.ack() for outlet in outlets]
         finally:
-            for outlet in outlets:
-                outlet.close()
+            abreast(Outlet.close)
+            if pool is not None:
+                pool.shutdown()
         acks.append(
             {"sink": SOURCE_ROW, "lane": lane, "error": failure, "ledger": ledger.text(), **read}
         )

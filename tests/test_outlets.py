@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,21 @@ def test_processor_errors_name_their_cause() -> None:
 
     with pytest.raises(DfcError, match="said already"):
         run(Recorder("a"), process=ours)
+
+
+def test_sinks_wait_at_the_same_time() -> None:
+    """Each waits for the other, so one after the other they would wait for ever."""
+    meeting = threading.Barrier(2)
+
+    class Waiting(Recorder):
+        def write(self, messages: Messages, events: Events) -> None:
+            meeting.wait(30)
+            super().write(messages, events)
+
+    one, two = Waiting("one"), Waiting("two")
+    acks = run(one, two)
+    assert one.taken == two.taken == list(range(1, 19))
+    assert acks["one"]["error"] is None and acks["two"]["error"] is None
 
 
 def test_an_event_that_a_sink_will_never_take_is_named_and_lasts() -> None:
