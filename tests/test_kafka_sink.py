@@ -18,14 +18,22 @@ import confluent_kafka
 import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from dfc_runtime.batch import Batch
 from dfc_runtime.deliver import Delivery, reason
 from dfc_runtime.errors import (
     ConfigError,
     Fenced,
     Rejected,
-    RoutingError,
     SinkError,
     Unavailable,
 )
@@ -188,8 +196,12 @@ def test_messages_of_no_topic(kafka_server: Kafka) -> None:
     sink = make(kafka_server)
     sink.open(Lane("p"))
     for bad in ("two words", "", "..", "x" * 250, POSITIONS):
-        with pytest.raises(RoutingError, match="not a topic for events"):
-            sink.write(*unit(1, 2, lambda i, bad=bad: bad))
+        with pytest.raises(Rejected, match="not a topic for events") as rejected:
+            sink.write(*unit(1, 4, lambda i, bad=bad: "good" if i == 2 else bad))
+        assert list(rejected.value.rows) == [0, 2, 3]
+        with pytest.raises(Rejected) as rejected:
+            sink.write(*unit(1, 2, bad))
+        assert list(rejected.value.rows) == [0, 1]
     sink.close()
 
 
@@ -388,6 +400,58 @@ def test_unknown_certificate(secure: Kafka) -> None:
     assert time.monotonic() - began < 10
 
 
+def test_rights(services: Services) -> None:
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",  # who comes without a password: this test
+    }
+    server = services.start(Kafka, secure=True, config=config)
+    topic = new_topic(server)
+    sink = make(server, **conf_for(server, "SASL_SSL"))
+    sink.open(Lane(topic))
+    began = time.monotonic()
+    with pytest.raises(SinkError, match=rf"topic {topic}: .*; the user of this sink lacks"):
+        sink.write(*unit(1, 3, topic))
+    assert time.monotonic() - began < 10
+    allow(server, ResourceType.TOPIC, topic, "DESCRIBE")
+    sink.open(Lane(topic))
+    with pytest.raises(SinkError, match=r"AUTHORIZATION_FAILED\); the user of this sink lacks"):
+        put(sink, 1, 3, topic)
+    sink.abort()
+    allow(server, ResourceType.TOPIC, topic, "WRITE")
+    sink.open(Lane(topic))
+    put(sink, 1, 3, topic)
+
+    sink = make(server, exactly_once=True, **conf_for(server, "SASL_SSL"))
+    with pytest.raises(SinkError, match=r"topic dfc\.positions cannot be .*AUTHORIZATION_FAILED"):
+        sink.open(Lane(topic))
+    allow(server, ResourceType.TOPIC, POSITIONS, "DESCRIBE", "READ", "WRITE")
+    with pytest.raises(SinkError, match=r"cannot be made: .*kafka-topics\.sh .*=compact"):
+        sink.open(Lane(topic))
+    allow(server, ResourceType.TOPIC, POSITIONS, "CREATE")
+    with pytest.raises(SinkError, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*lacks the right"):
+        sink.open(Lane(topic))
+    allow(server, ResourceType.TRANSACTIONAL_ID, "dfc-", "DESCRIBE", "WRITE")
+    assert sink.open(Lane(topic)) == ""
+    put(sink, 4, 6, topic)
+    sink.close()
+    assert numbers(server, topic) == [1, 2, 3, 4, 5, 6]
+
+
+def allow(server: Kafka, kind: Any, name: str, *what: str) -> None:
+    prefixed = name.endswith("-")
+    pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+    rights = [
+        AclBinding(
+            kind, name, pattern, "User:dfc", "*", AclOperation[each], AclPermissionType.ALLOW
+        )
+        for each in what
+    ]
+    admin = AdminClient({"bootstrap.servers": server.address})
+    for done in admin.create_acls(rights).values():
+        done.result(20)
+
+
 # --- exactly once -------------------------------------------------------------------------------
 
 
@@ -549,6 +613,17 @@ def test_agreement_on_lanes() -> None:
 # --- brokers that go away -----------------------------------------------------------------------
 
 
+def patiently(sink: KafkaSink, lane: Lane) -> str:
+    """Opens it as the job does: again, until it works."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return sink.open(lane)
+        except SinkError:
+            if time.monotonic() > deadline:
+                raise
+
+
 def later(secs: float, what: Callable[[], None]) -> threading.Thread:
     thread = threading.Timer(secs, what)
     thread.start()
@@ -571,7 +646,7 @@ def test_paused_broker_that_comes_back(fragile: Kafka, exactly_once: bool) -> No
 def test_broker_gone_for_longer_than_the_timeout(fragile: Kafka, exactly_once: bool) -> None:
     topic = new_topic(fragile)
     sink = make(fragile, exactly_once=exactly_once, send_timeout_secs=2)
-    sink.open(Lane(topic))
+    patiently(sink, Lane(topic))
     put(sink, 1, 3, topic)
     sink.write(*unit(4, 6, topic))
     fragile.kill()
@@ -586,13 +661,7 @@ def test_broker_gone_for_longer_than_the_timeout(fragile: Kafka, exactly_once: b
             sink.open(Lane(topic))
     finally:
         fragile.start()
-    deadline = time.monotonic() + 30
-    while True:  # as the job does
-        try:
-            position = sink.open(Lane(topic))
-            break
-        except SinkError:
-            assert time.monotonic() < deadline
+    position = patiently(sink, Lane(topic))
     # The first part may have gone out before the broker went.
     assert position == (at(3) if exactly_once else "")
     put(sink, 4, 9, topic)
@@ -607,9 +676,10 @@ def test_broker_gone_for_longer_than_the_timeout(fragile: Kafka, exactly_once: b
 def test_aborted_unit_does_not_go_out_later(fragile: Kafka, exactly_once: bool) -> None:
     topic = new_topic(fragile)
     sink = make(fragile, exactly_once=exactly_once, send_timeout_secs=1)
-    sink.open(Lane(topic))
+    patiently(sink, Lane(topic))
     put(sink, 1, 3, topic)
     with fragile.paused():
+        time.sleep(0.2)  # a process of many threads takes a moment to stop
         sink.write(*unit(4, 6, topic))
         with pytest.raises(SinkError):
             sink.commit(at(6))
@@ -666,7 +736,7 @@ def test_predecessor_cut_off_in_its_commit_does_not_hold_up(kafka_server: Kafka)
     topic = new_topic(kafka_server)
     make(kafka_server, exactly_once=True).open(Lane(topic))
     gone = confluent_kafka.Producer(
-        {"bootstrap.servers": kafka_server.address, "transactional.id": f"dfc-{topic}-bus-0"}
+        {"bootstrap.servers": kafka_server.address, "transactional.id": f"dfc-{topic}/bus/0"}
     )
     gone.init_transactions(10)
     gone.begin_transaction()

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import Rejected, RoutingError, SinkError
+from ..errors import Rejected, SinkError
 from ..events import Events
-from ..messages import Messages, identity
+from ..messages import Messages
 from . import kafka_client
 from .base import Lane, Sink, SinkFilter
 from .kafka_client import Client, Headers, Settings
@@ -88,8 +88,8 @@ class KafkaSink(Sink):
         client = self._opened()
         headers = _headers(messages, count)
         weights = _weights(messages, headers, count)
-        self._check_sizes(weights, client.settings.max_bytes)
-        parts = self._by_topic(messages, events)
+        parts = _by_topic(messages)
+        _check(parts, weights, client.settings.max_bytes)
         for topic, _ in parts:
             client.ensure(topic)
         if not self._began:
@@ -139,43 +139,6 @@ class KafkaSink(Sink):
         if self._client is not None:
             self.abort()
 
-    def _check_sizes(self, weights: Any, limit: int) -> None:
-        rows = np.flatnonzero(weights > limit)
-        if len(rows):
-            raise Rejected(
-                {
-                    int(row): f"its message takes {int(weights[row])} bytes, and the client sends "
-                    f"no more than {limit}; `client_conf` may raise `message.max.bytes`, with the "
-                    "topic's `max.message.bytes` at least as high"
-                    for row in rows
-                }
-            )
-
-    def _by_topic(self, messages: Messages, events: Events) -> list[tuple[str, Any]]:
-        """Topics with their rows, in log order within each; None stands for all rows."""
-        if messages.to is None or isinstance(messages.to, str):
-            return [(self._topic(messages.to, events, 0), None)]
-        encoded = pc.dictionary_encode(messages.to)
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
-        names = encoded.dictionary.to_pylist()
-        if len(names) == 1:
-            return [(self._topic(names[0], events, 0), None)]
-        order = np.argsort(codes, kind="stable")
-        starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
-        return [
-            (self._topic(name, events, int(order[starts[code]])), rows)
-            for code, name in enumerate(names)
-            if len(rows := order[starts[code] : starts[code + 1]])
-        ]
-
-    def _topic(self, to: str | None, events: Events, row: int) -> str:
-        if to is None or not _TOPIC.fullmatch(to) or to == POSITIONS:
-            raise RoutingError(
-                f"sink `{self.id}`: no destination for event {identity(events, row)}: "
-                f"not a topic for events: {to!r}"
-            )
-        return to
-
     def _send(
         self,
         client: Client,
@@ -202,6 +165,40 @@ class KafkaSink(Sink):
             else:
                 client.send_with_headers(topic, values, keys, headers[start:stop])
             start = stop
+
+
+def _by_topic(messages: Messages) -> list[tuple[str, Any]]:
+    """Topics with their rows, in log order within each; None stands for all rows."""
+    if messages.to is None or isinstance(messages.to, str):
+        return [(messages.to or "", None)]
+    encoded = pc.dictionary_encode(pc.fill_null(messages.to, ""))
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        return [(names[0], None)]
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(len(names) + 1))
+    return [
+        (name, rows)
+        for code, name in enumerate(names)
+        if len(rows := order[starts[code] : starts[code + 1]])
+    ]
+
+
+def _check(parts: list[tuple[str, Any]], weights: Any, limit: int) -> None:
+    """Raises Rejected for what no broker would take, before anything is on its way."""
+    refused = {
+        int(row): f"its message takes {int(weights[row])} bytes, and the client sends no more than "
+        f"{limit}; `client_conf` may raise `message.max.bytes`, with the topic's "
+        "`max.message.bytes` at least as high"
+        for row in np.flatnonzero(weights > limit)
+    }
+    for topic, rows in parts:
+        if not _TOPIC.fullmatch(topic) or topic == POSITIONS:
+            which = range(len(weights)) if rows is None else rows.tolist()
+            refused |= dict.fromkeys(which, f"not a topic for events: {topic!r}")
+    if refused:
+        raise Rejected(dict(sorted(refused.items())))
 
 
 def _taken(text: Any, rows: Any) -> Any:

@@ -317,9 +317,9 @@ class Client:
 
     def connect(self) -> None:
         """Finds the brokers, or says why not, without waiting long for what cannot get better."""
-        self._asked(self.producer.cluster_id)
+        self._asked("no broker answers", self.producer.cluster_id)
 
-    def _asked(self, ask: Callable[..., Any], *what: str) -> Any:
+    def _asked(self, otherwise: str, ask: Callable[..., Any], *what: str) -> Any:
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + self.settings.send_timeout_secs
@@ -327,13 +327,13 @@ class Client:
             wait = min(max(deadline - time.monotonic(), 0.01), _CONNECT_STEP)
             try:
                 return ask(*what, timeout=wait)
-            except KafkaException as error:
+            except KafkaException:
                 if (fatal := self.serve()) is not None:
                     raise self.error(fatal) from None
                 if self.heard.refused is not None:
                     raise SinkError(self._refused()) from None
                 if time.monotonic() >= deadline:
-                    raise self.late(said(error.args[0])) from None
+                    raise self.late(otherwise) from None
                 # It answers at once when nobody is there; the client goes on trying by itself.
                 time.sleep(min(wait, 0.05))
 
@@ -343,7 +343,9 @@ class Client:
             return
         patience = time.monotonic() + _NEW_TOPIC_SECS
         while True:
-            found = self._asked(self.producer.list_topics, topic).topics[topic]
+            found = self._asked(
+                f"topic {topic} is not looked up", self.producer.list_topics, topic
+            ).topics[topic]
             if found.error is None and found.partitions:
                 self._topics.add(topic)
                 return
@@ -370,6 +372,8 @@ class Client:
             text += ": raise it, or lower `batch.size` and `message.max.bytes` in `client_conf`"
         elif name.endswith("AUTHORIZATION_FAILED"):
             text += "; the user of this sink lacks the right to it"
+            if name.startswith("CLUSTER"):
+                text += ": WRITE for one topic at least, or IDEMPOTENT_WRITE"
         elif self.heard.refused is not None:
             return SinkError(self._refused())
         elif name in ("_MSG_TIMED_OUT", "_TIMED_OUT", "_TRANSPORT") and self.heard.last:

@@ -187,7 +187,7 @@ class PositionLog:
                     if time.monotonic() > deadline:
                         why = self._heard.refused or self._heard.last
                         raise self._error(
-                            "cannot be read to its end", why or "a transaction is open in it"
+                            "cannot be read to its end", why or "a transaction may be open in it"
                         )
                     for message in self._consumer.consume(1000, 0.05):
                         at_end = self._take(message)

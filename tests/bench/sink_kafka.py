@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.services import Kafka
 from tests.services.processes import Guard
 
-UNIT, ROUNDS, WARM_UP = 16_000, 30, 4
+UNIT, ROUNDS, WARM_UP = 16_000, 60, 6
 CHUNK = 2_000  # messages in a call of the bare loop
 TOPIC = "bench"
 
