@@ -13,6 +13,8 @@ from .services.fixtures import (  # noqa: F401
     nats_server,
     postgres_server,
     redis_server,
+    servers_of_a_module,
+    servers_of_a_test,
     services,
 )
 

@@ -30,15 +30,31 @@ class Services:
         self.folder.chmod(0o755)
         self.guard.remove(self.folder)
         self._count = 0
+        self._passing: list[Server] = []
 
-    def start(self, server: type[S], **settings: Any) -> S:
-        """A server of its own for the caller, with `settings` of its class."""
+    def start(self, server: type[S], keep: bool = False, **settings: Any) -> S:
+        """A server of its own for the caller, with `settings` of its class.
+
+        It ends with the test, or with the module whose fixture started it; kept ones stay for all.
+        """
         install([server])
         self._count += 1
         home = self.folder / f"{self._count}-{server.name}"
         started = server(home, durable=False, guard=self.guard, **settings)
         started.start()
+        if not keep:
+            self._passing.append(started)
         return started
+
+    def passing(self) -> int:
+        return len(self._passing)
+
+    def end(self, since: int) -> None:
+        """Ends those that were started since: each costs a little even when nobody asks it."""
+        while len(self._passing) > since:
+            server = self._passing.pop()
+            if server.running:
+                server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -51,24 +67,38 @@ def services() -> Iterator[Services]:
 
 @pytest.fixture(scope="session")
 def mariadb_server(services: Services) -> MariaDB:
-    return services.start(MariaDB)
+    return services.start(MariaDB, keep=True)
 
 
 @pytest.fixture(scope="session")
 def postgres_server(services: Services) -> Postgres:
-    return services.start(Postgres)
+    return services.start(Postgres, keep=True)
 
 
 @pytest.fixture(scope="session")
 def kafka_server(services: Services) -> Kafka:
-    return services.start(Kafka)
+    return services.start(Kafka, keep=True)
 
 
 @pytest.fixture(scope="session")
 def redis_server(services: Services) -> Redis:
-    return services.start(Redis)
+    return services.start(Redis, keep=True)
 
 
 @pytest.fixture(scope="session")
 def nats_server(services: Services) -> Nats:
-    return services.start(Nats)
+    return services.start(Nats, keep=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def servers_of_a_module(services: Services) -> Iterator[None]:
+    since = services.passing()
+    yield
+    services.end(since)
+
+
+@pytest.fixture(autouse=True)
+def servers_of_a_test(services: Services, servers_of_a_module: None) -> Iterator[None]:
+    since = services.passing()
+    yield
+    services.end(since)
