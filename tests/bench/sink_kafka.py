@@ -1,8 +1,9 @@
 """The kafka sink against a bare loop of produce_batch: the same bytes, the same broker, by turns.
 
-A unit is 16,000 events of about 280 bytes to one topic, acknowledged before the next begins. The
-loop has its values as Python's bytes already; the sink takes them out of Arrow columns. Each round
-sends one unit in each way, in changing order, so that whatever else the machine does hits all.
+A unit is 16,000 events to one topic, acknowledged before the next begins. The loop has its keys and
+values as Python's bytes already; the sink is given events, as a job gives them, and makes the native
+envelope and the key of each. Each round sends ten units in each way, in changing order, so that
+whatever else the machine does hits all; ratios are of each round, and the one in the middle counts.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from dfc_runtime.batch import Piece
+from dfc_runtime.columns import native, table_key
 from dfc_runtime.deliver import Outlet
 from dfc_runtime.events import Events, arrow_schema
 from dfc_runtime.messages import Messages
@@ -28,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.services import Kafka
 from tests.services.processes import Guard
 
-UNIT, ROUNDS, WARM_UP = 16_000, 60, 6
+UNIT, IN_A_ROW, ROUNDS = 16_000, 10, 20
 CHUNK = 2_000  # messages in a call of the bare loop
 TOPIC = "bench"
 
@@ -52,50 +55,95 @@ def _measured(brokers: str) -> Iterator[tuple[str, str]]:
     if TOPIC not in admin.list_topics(timeout=10).topics:
         kept = {"retention.bytes": "200000000", "segment.bytes": "50000000"}
         admin.create_topics([NewTopic(TOPIC, 3, 1, config=kept)])[TOPIC].result(20)
+    yield "bytes of a message", str(_size())
     ways = {
-        "bare": _bare(brokers),
+        "bare": _bare(brokers, False),
+        "bare transactions": _bare(brokers, True),
         "sink": _sink(brokers, False),
         "exactly once": _sink(brokers, True),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
-    for number in range(WARM_UP + ROUNDS):
-        for name in names[number % 3 :] + names[: number % 3]:
+    for number in range(ROUNDS + 1):
+        for name in names[number % 4 :] + names[: number % 4]:
             begin = time.perf_counter()
-            ways[name](number)
-            if number >= WARM_UP:
-                took[name].append(time.perf_counter() - begin)
-    best = {name: statistics.quantiles(each, n=4)[0] for name, each in took.items()}
-    middle = {name: statistics.median(each) for name, each in took.items()}
-    titles = {"bare": "produce_batch alone", "sink": "the sink", "exactly once": "  exactly once"}
+            for unit in range(number * IN_A_ROW, (number + 1) * IN_A_ROW):
+                ways[name](unit)
+            if number:  # the first warms up
+                took[name].append((time.perf_counter() - begin) / IN_A_ROW)
+    titles = {
+        "bare": "produce_batch alone",
+        "bare transactions": "  in transactions",
+        "sink": "the sink",
+        "exactly once": "  exactly once",
+    }
     for name, title in titles.items():
-        rate = f"{UNIT / middle[name]:,.0f} events/s"
-        yield title, f"{rate}, {UNIT / best[name]:,.0f} in the quickest quarter"
-    yield "the sink, of produce_batch alone", _ratio(middle, best, "bare", "sink")
-    yield "exactly once, of the sink", _ratio(middle, best, "sink", "exactly once")
-    yield "  of produce_batch alone", _ratio(middle, best, "bare", "exactly once")
+        yield title, f"{UNIT / statistics.median(took[name]):,.0f} events/s"
+    yield "the sink, of produce_batch alone", _ratio(took["bare"], took["sink"])
+    yield "exactly once, of the sink", _ratio(took["sink"], took["exactly once"])
+    yield (
+        "  of produce_batch in transactions",
+        _ratio(took["bare transactions"], took["exactly once"]),
+    )
+    yield "produce_batch in transactions, of it alone", _ratio(
+        took["bare"], took["bare transactions"]
+    )
 
 
-def _ratio(middle: dict[str, float], best: dict[str, float], one: str, other: str) -> str:
-    return f"{middle[one] / middle[other]:.2f} (quickest quarter {best[one] / best[other]:.2f})"
+def _ratio(one: list[float], other: list[float]) -> str:
+    ratios = [a / b for a, b in zip(one, other, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{statistics.median(ratios):.2f} (half of the rounds {low:.2f} to {high:.2f})"
 
 
-def _values() -> tuple[list[str], list[str]]:
-    values = [
-        f'{{"before":null,"after":{{"id":{n},"customer_id":{n * 7},"item":"thing {n:08d}",'
-        f'"total":"{n % 1000}.50","status":"new"}},"source":{{"connector":"mysql","name":"bench",'
-        f'"db":"shop","table":"orders"}},"op":"c","ts_ms":1700000000000,'
-        f'"event_id":"dfid:v1:tsrow:{n:032x}"}}'
-        for n in range(UNIT)
-    ]
-    return values, [f'{{"id":{n}}}' for n in range(UNIT)]
+def _events(number: int) -> Events:
+    """A unit of inserts."""
+    first = number * UNIT
+    rows = range(first, first + UNIT)
+    columns: dict[str, list[Any]] = {
+        "position": [f"{n:016x}" for n in rows],
+        "tx_end": [True] * UNIT,
+        "op": ["c"] * UNIT,
+        "ts_ms": [1_700_000_000_000] * UNIT,
+        "db": ["shop"] * UNIT,
+        "table": ["orders"] * UNIT,
+        "primary_key": [f'{{"id":{n}}}' for n in rows],
+        "before": [None] * UNIT,
+        "after": [
+            f'{{"id":{n},"customer_id":{n * 7},"item":"thing {n:08d}","total":"{n % 1000}.50",'
+            '"status":"new"}'
+            for n in rows
+        ],
+        "source": ['{"connector":"mysql","name":"bench","db":"shop","table":"orders"}'] * UNIT,
+        "event_id": [f"dfid:v1:tsrow:{n:032x}" for n in rows],
+        "schema_version": [None] * UNIT,
+    }
+    batch = pa.RecordBatch.from_pydict(columns, schema=arrow_schema(list(columns)))
+    return Events(batch, pipeline="bench", tenant=None)
 
 
-def _bare(brokers: str) -> Callable[[int], None]:
-    producer = Producer(Settings("bare", brokers, False, 30, {}).producer(""))
-    values, keys = ([text.encode() for text in texts] for texts in _values())
+def _size() -> int:
+    made = _messages(_events(0))
+    return (made.column("value", UNIT).nbytes + made.column("key", UNIT).nbytes) // UNIT - 8
+
+
+def _messages(e: Events) -> Messages:
+    return Messages(to=TOPIC, key=table_key(e), value=native(e))
+
+
+def _bare(brokers: str, transactions: bool) -> Callable[[int], None]:
+    settings = Settings("bare", brokers, transactions, 30, {})
+    producer = Producer(settings.producer(f"bare-{time.time_ns()}"))
+    if transactions:
+        producer.init_transactions(30)
+    made = _messages(_events(0))
+    values, keys = (
+        made.column(name, UNIT).cast(pa.binary()).to_pylist() for name in ("value", "key")
+    )
 
     def send(number: int) -> None:
+        if transactions:
+            producer.begin_transaction()
         for start in range(0, UNIT, CHUNK):
             stop = start + CHUNK
             messages = [
@@ -103,34 +151,24 @@ def _bare(brokers: str) -> Callable[[int], None]:
                 for value, key in zip(values[start:stop], keys[start:stop], strict=True)
             ]
             assert producer.produce_batch(TOPIC, messages) == CHUNK
-        assert producer.flush(30) == 0
+        if transactions:
+            producer.commit_transaction(30)
+        else:
+            assert producer.flush(30) == 0
 
     return send
 
 
 def _sink(brokers: str, exactly_once: bool) -> Callable[[int], None]:
-    def to(e: Events) -> Messages:
-        return Messages(to=TOPIC, key=e.primary_key, value=e.column("after"))
-
-    sink = KafkaSink(
-        "exactly" if exactly_once else "least", to, brokers=brokers, exactly_once=exactly_once
-    )
-    lane = Lane(f"bench-{time.time_ns()}")
-    outlet = Outlet(sink, lane, "")
+    name = "exactly" if exactly_once else "least"
+    sink = KafkaSink(name, _messages, brokers=brokers, exactly_once=exactly_once)
+    outlet = Outlet(sink, Lane(f"bench-{time.time_ns()}"), "")
     outlet.open()
-    values, keys = _values()
-    columns = {"after": values, "primary_key": keys, "tx_end": [True] * UNIT}
-    schema = arrow_schema(["position", *columns])
-    ready = pa.RecordBatch.from_pydict({"position": [""] * UNIT, **columns}, schema=schema)
-    units = []
-    for number in range(WARM_UP + ROUNDS):
-        positions = pa.array([f"{number:08x}{n:08x}" for n in range(UNIT)])
-        rows = ready.set_column(0, "position", positions)
-        last = positions[UNIT - 1].as_py()
-        units.append((Events(rows, pipeline="bench", tenant=None), [Piece(0, UNIT, last)]))
+    units = [_events(number) for number in range((ROUNDS + 1) * IN_A_ROW)]
 
     def send(number: int) -> None:
-        outlet.deliver(*units[number])
+        events = units[number]
+        outlet.deliver(events, [Piece(0, UNIT, events.position[UNIT - 1].as_py())])
         assert outlet.error is None, outlet.error
 
     return send
