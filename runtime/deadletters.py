@@ -55,7 +55,7 @@ class DeadLetters:
             return  # it comes again
         if journal.max_age_secs:
             storage.drop_older(NAMESPACE, key, int(time.time()) - journal.max_age_secs)
-        about = {"event": identity(events, 0), "reason": letter.error}
+        about = {"at": letter.where, "event_id": identity(events, 0), "reason": letter.error}
         if storage.count(NAMESPACE, key) >= journal.max_entries:
             match journal.overflow_policy:
                 case "block":

@@ -53,6 +53,8 @@ class Progress:
     def blocked(self, reasons: dict[str, str]) -> None:
         """Said once for each change of reason, not for each attempt."""
         if reasons != self._blocked:
+            if back := sorted(self._blocked.keys() - reasons.keys()):
+                self.say("info", "unblocked", sinks=back)
             self._blocked = dict(reasons)
             for sink, why in reasons.items():
                 self.say("warning", "blocked", sink=sink, reason=why)

@@ -720,6 +720,12 @@ def test_an_error_names_script_line_and_event(engine: str) -> None:
         run(engine, single, given)
 
 
+def test_the_line_of_an_error_in_json_is_the_scripts(engine: str) -> None:
+    script = "(event) => {\n  const text = '{oops';\n  return JSON.parse(text);\n}"
+    with pytest.raises(ProcessorError, match=r"^script `s`, line 3: SyntaxError: "):
+        run(engine, script, events(ROW))
+
+
 def test_dead_letters_are_the_guilty_ones_and_no_others(engine: str) -> None:
     given = events(*[{"id": n} for n in range(40)])
     result = run(engine, PICKY, given, on_error="dlq")

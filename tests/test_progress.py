@@ -31,6 +31,16 @@ def test_log_lines_are_json_and_say_each_reason_once() -> None:
     assert "once" not in lines[0] and lines[-1]["events"] == 20 and lines[-1]["bytes"] == 200
 
 
+def test_a_sink_that_is_back_before_the_others_is_told() -> None:
+    stream = io.StringIO()
+    progress = LogProgress("p", stream)
+    progress.blocked({"a": "no answer", "b": "refused"})
+    progress.blocked({"a": "no answer"})
+    progress.unblocked()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["sinks"] for line in lines if line["event"] == "unblocked"] == [["b"], ["a"]]
+
+
 def test_terminal_rewrites_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     progress = TerminalProgress("p", stream)

@@ -198,7 +198,10 @@ def _sound(text: str) -> str:
 
 def _told(news: dict[str, Any]) -> str:
     """An error of the script with its line, where the trace shows one."""
-    lines = [int(number) for number in _PLACE.findall(news.get("stack") or "")]
+    stack = news.get("stack") or ""
+    # Where JSON.parse stumbled in a text is no place in the script.
+    stack = stack.rpartition("parse (native)")[2]
+    lines = [int(number) for number in _PLACE.findall(stack)]
     own = next((line for line in lines if line < FAR), None)
     return f"{f'line {own}: ' if own else ''}{news['error']}"
 
