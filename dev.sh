@@ -256,6 +256,18 @@ quiet_unless_failing() {
     }
 }
 
+# Those that start Spark mostly wait for it, so the others run meanwhile.
+all_tests() {
+    local with_spark code=0
+    python -m pytest -m spark >"$DEV/spark-tests.txt" 2>&1 &
+    with_spark=$!
+    python -m pytest -m "not spark" || code=1
+    say "with Spark:"
+    wait "$with_spark" || code=1
+    cat "$DEV/spark-tests.txt"
+    return "$code"
+}
+
 run_tests() {
     local failed='' started=$SECONDS installing
     setup
@@ -268,7 +280,7 @@ run_tests() {
     wait "$installing" || true
     cat "$DEV/install.txt"
     heading "tests"
-    python -m pytest "$@" || failed="$failed tests"
+    if [ $# -gt 0 ]; then python -m pytest "$@"; else all_tests; fi || failed="$failed tests"
     [ -z "$failed" ] || die "failed:$failed (after $((SECONDS - started)) s)"
     heading "all passed in $((SECONDS - started)) s"
 }
