@@ -256,15 +256,15 @@ quiet_unless_failing() {
     }
 }
 
-# Those that start Spark mostly wait for it, so the others run meanwhile.
+# Those that take minutes wait for Spark most of the time, so the others run meanwhile.
 all_tests() {
-    local with_spark code=0
-    python -m pytest -m spark >"$DEV/spark-tests.txt" 2>&1 &
-    with_spark=$!
-    python -m pytest -m "not spark" || code=1
-    say "with Spark:"
-    wait "$with_spark" || code=1
-    cat "$DEV/spark-tests.txt"
+    local long code=0
+    python -m pytest -m minutes >"$DEV/long-tests.txt" 2>&1 &
+    long=$!
+    python -m pytest -m "not minutes" || code=1
+    say "those that take minutes:"
+    wait "$long" || code=1
+    cat "$DEV/long-tests.txt"
     return "$code"
 }
 

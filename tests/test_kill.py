@@ -29,7 +29,7 @@ from .nats_streams import Streams
 from .services import Kafka, Nats, Redis
 from .test_kafka_sink import read
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.minutes]
 
 KILLS = 20
 SPEC = """\
