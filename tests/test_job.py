@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from dfc_runtime.storage import SqliteStorage
 
-pytestmark = [pytest.mark.spark, pytest.mark.minutes]
+pytestmark = pytest.mark.spark
 SCRIPT = Path(__file__).parent / "jobs" / "tiny_job.py"
 
 

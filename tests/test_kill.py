@@ -97,7 +97,7 @@ class Writer(threading.Thread):
                 if n % 5 == 0:
                     database.execute("DELETE FROM items WHERE number = ?", (n - 2,))
             database.execute("ROLLBACK" if choice.random() < 0.1 else "COMMIT")
-            time.sleep(0.05)
+            time.sleep(0.15)
         database.close()
 
 
