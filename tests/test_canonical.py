@@ -12,13 +12,15 @@ from dfc_runtime.kernels.canonical import KERNEL, canonical_buffers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
+
 CONTEXT = quickjs.Context()
 BACK = CONTEXT.eval("(text) => JSON.stringify(JSON.parse(text))")
 WAYS = pytest.mark.parametrize("compiled", [False, True])
 
 
 def told(*texts: str | None, compiled: bool = False) -> list[bool]:
-    kernel = KERNEL.compiled() if compiled else None
+    kernel = jitted(KERNEL) if compiled else None
     mask = canonical_buffers(pa.array(texts, pa.string()), kernel)
     return [bool(one) for one in mask]
 

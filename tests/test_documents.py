@@ -14,6 +14,7 @@ from dfc_runtime.kernels.documents import Documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
 from .test_jsontext import DOCUMENTS, PATHS
 from .test_processors import (
     test_masks_say_what_a_test_of_each_value_says as masks_say_what_a_test_of_each_value_says,
@@ -23,8 +24,7 @@ KERNELS = (members.SPLIT, members.GATHER, members.BEGIN, documents.NUMBERS)
 
 
 def compiled() -> list[Any]:
-    pytest.importorskip("numba")
-    return [kernel.compiled() for kernel in KERNELS]
+    return [jitted(kernel) for kernel in KERNELS]
 
 
 @given(st.lists(DOCUMENTS, min_size=1, max_size=6), st.lists(PATHS, min_size=1, max_size=3))

@@ -15,9 +15,10 @@ from dfc_runtime.processors import flatten
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
 from .test_jsontext import TEXTS, VALUES, Members, Raw, text
 
-COMPILED = kernels.KERNEL.compiled()
+COMPILED = jitted(kernels.KERNEL)
 
 
 def flat(document: str, **rules: Any) -> str:

@@ -10,6 +10,8 @@ from dfc_runtime.kernels.jit import WORTH_COMPILING, Kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
+
 NAMES = st.sampled_from(["a", "b", "id", "ä", 'q"', "\\", "", "a.b", "\u2028", "😀"])
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
     ['\n\t"\\/\b\f\r', "é😀", "}{][,:", "null"]
@@ -123,8 +125,7 @@ def test_escapes() -> None:
 
 
 def test_compiled_kernel_agrees() -> None:
-    kernel = jsontext.KERNEL.compiled()
-    assert kernel is not None, "numba is among the packages that the tests install"
+    kernel = jitted(jsontext.KERNEL)
     documents = [f'{{"id":{i},"n":{{"x":"v\\u00e9 {i}"}},"z":[{{"id":9}}]}}' for i in range(500)]
     documents += [None, "{}"]
     column = pa.array(documents, pa.string())
@@ -146,7 +147,7 @@ def test_depth_is_no_matter() -> None:
     document = f'{{"a":{deep},"b":1}}'
     assert jsontext.value_at(document, ("b",)) == ("1", ord("1"))
     assert jsontext.value_at(document, ("a",)) == (deep, jsontext.LIST)
-    found = jsontext.values_buffers(pa.array([document]), ("b",), jsontext.KERNEL.compiled())
+    found = jsontext.values_buffers(pa.array([document]), ("b",), jitted(jsontext.KERNEL))
     assert found.text.to_pylist() == ["1"]
 
 

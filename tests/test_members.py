@@ -10,6 +10,7 @@ from dfc_runtime.kernels.jsontext import extract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
 from .test_jsontext import DOCUMENTS, NAMES
 
 SOME = st.lists(NAMES, min_size=1, max_size=4, unique=True)
@@ -33,9 +34,8 @@ def test_kernel_and_scanner_agree(documents: list[str | None], names: list[str],
 @given(st.lists(DOCUMENTS, max_size=6), SOME)
 @settings(max_examples=200, deadline=None)
 def test_compiled_kernels_agree_too(documents: list[str | None], names: list[str]) -> None:
-    pytest.importorskip("numba")
     column = pa.array(documents, pa.string())
-    split, gather = members.SPLIT.compiled(), members.GATHER.compiled()
+    split, gather = jitted(members.SPLIT), jitted(members.GATHER)
     found = members.find_buffers(column, names, split, gather)
     for name, member in members.find_python(column, names).items():
         assert found[name].text.to_pylist() == member.text.to_pylist()
@@ -95,8 +95,7 @@ def test_half_a_surrogate_pair_is_not_the_replacement_character() -> None:
 
 
 def three_ways(column: pa.Array, names: list[str]) -> list[dict[str, members.Member]]:
-    pytest.importorskip("numba")
-    kernels = [k.compiled() for k in (members.SPLIT, members.GATHER, members.BEGIN)]
+    kernels = [jitted(k) for k in (members.SPLIT, members.GATHER, members.BEGIN)]
     return [
         members.find_python(column, names),
         members.find_buffers(column, names),
@@ -139,7 +138,7 @@ def test_scalars_are_written_as_strings(documents: list[str | None], names: list
         )
         parts = {n: t if isinstance(t, str) else json.dumps(t) for n, t in texts.items()}
         expected.append(json.dumps({**parts, "z": 1}, ensure_ascii=False, separators=(",", ":")))
-    for found, kernel in ((plain, None), (compiled, members.WRITE.compiled())):
+    for found, kernel in ((plain, None), (compiled, jitted(members.WRITE))):
         result = members.as_strings_buffers(found, '"z":1', kernel)
         if result is not None:
             result.validate(full=True)
@@ -157,7 +156,7 @@ def test_first_place_is_cut(texts: list[str | None], skip: int) -> None:
         rest, cuts = members.cut_python(column, part)
         assert rest.to_pylist() == [t and t.replace(part, "", 1) for t in column.to_pylist()]
         assert cuts == sum(part in t for t in column.to_pylist() if t)
-        for kernel in (None, members.CUT.compiled()):
+        for kernel in (None, jitted(members.CUT)):
             found, count = members.cut_buffers(column, part, kernel)
             found.validate(full=True)
             assert (found.to_pylist(), count) == (rest.to_pylist(), cuts)

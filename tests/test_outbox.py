@@ -18,6 +18,8 @@ from dfc_runtime.processors import outbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .jitted import jitted
+
 COMPACT = (",", ":")
 ORDER = {
     "id": 1,
@@ -564,18 +566,14 @@ def ways() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
         "python": (members.find_python, members.without_python),
         "plain": (members.find_buffers, members.without_buffers),
         "compiled": (
-            lambda t, n: members.find_buffers(
-                t, n, members.SPLIT.compiled(), members.GATHER.compiled()
-            ),
-            lambda t, n: members.without_buffers(t, n, members.SPLIT.compiled()),
+            lambda t, n: members.find_buffers(t, n, jitted(members.SPLIT), jitted(members.GATHER)),
+            lambda t, n: members.without_buffers(t, n, jitted(members.SPLIT)),
         ),
     }
 
 
 @pytest.mark.parametrize("way", ["python", "plain", "compiled"])
 def test_outbox_agrees_with_a_naive_reading(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "compiled":
-        pytest.importorskip("numba")
     find, without = ways()[way]
     module = import_module("dfc_runtime.processors.outbox")
     monkeypatch.setattr(module, "find", lambda t, names: find(t, tuple(dict.fromkeys(names))))
