@@ -23,7 +23,7 @@ __all__ = [
     "register",
 ]
 
-BUILT = ("dfc_turso",)
+BUILT = ("dfc_mysql", "dfc_postgres", "dfc_turso")
 FORMATS = BUILT
 
 
@@ -121,8 +121,12 @@ class PostgresSource(_Source):
 
 def register(spark: Any) -> None:
     """Makes the built formats known to a session: `spark.readStream.format("dfc_turso")`."""
+    from .mysql import MysqlDataSource
+    from .postgres import PostgresDataSource
     from .turso import TursoDataSource
 
+    spark.dataSource.register(MysqlDataSource)
+    spark.dataSource.register(PostgresDataSource)
     spark.dataSource.register(TursoDataSource)
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -27,7 +27,8 @@ class LogReader(Protocol):
     """One connection to a database's log, used by one thread at a time.
 
     Positions are texts that compare bytewise as the log runs; "" is before everything. Batches hold
-    whole transactions: whoever calls may cut between two results of `read`, never inside one.
+    whole transactions, except for one that is too large to be held in memory: it comes in several
+    results of `read`, and only its last event has `tx_end`. Every event's position is one to begin at.
     """
 
     @property
@@ -39,6 +40,9 @@ class LogReader(Protocol):
 
     def read(self, wait: float) -> list[pa.RecordBatch]:
         """The next transactions, in order; empty after about `wait` seconds without any."""
+
+    def copied(self) -> bool:
+        """Whether the rows that were there before the log have all been handed out."""
 
     def quiet(self) -> float:
         """Seconds for which `read` is known to bring nothing: no use in waiting to fill a batch."""
@@ -54,6 +58,17 @@ class LogReader(Protocol):
 
     def close(self) -> None:
         """Gives the connection back; `open` may follow."""
+
+
+@runtime_checkable
+class KeptLog(Protocol):
+    """A log that its database keeps for this reader alone, however long that takes."""
+
+    def untouched(self) -> None:
+        """Nothing was handed out since it was opened before everything, and nothing is to be copied:
+
+        no sink will ever ask for what was read so far, though none holds a position that says so.
+        """
 
 
 def log_to_stderr(pipeline: str) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 
-from ..storage import SqliteStorage
+from ..errors import StorageError
+from ..storage import Backend
 from .log import logger
 from .settings import ReaderSettings
 
@@ -15,21 +14,23 @@ class SinkPositions:
     """Reads what the job writes after each epoch: one key per sink and lane."""
 
     def __init__(self, settings: ReaderSettings) -> None:
-        self._path = settings.storage
+        self._spec = settings.storage
         self._prefix = f"{settings.pipeline}/{settings.id}::sink::"
         self._sinks = settings.sinks
-        self._storage: SqliteStorage | None = None
+        self._storage: Backend | None = None
 
     def smallest(self) -> str:
         """The position that all of them hold; "" while one of them is not known to hold any."""
-        if not self._path or not os.path.exists(self._path):
+        if self._spec is None:
             return ""
         try:
-            self._storage = self._storage or SqliteStorage(self._path)
+            self._storage = self._storage or self._spec.find()
+            if self._storage is None:
+                return ""
             items = self._storage.items("checkpoints", self._prefix)
-        except sqlite3.Error as error:
+        except StorageError as error:
             # Only clean-up waits for it; the job itself will complain about a broken storage.
-            logger.warning("storage: %s", error)
+            logger.warning("%s", error)
             return ""
         lanes: dict[str, list[dict[str, object]]] = {}
         for key, value in items.items():

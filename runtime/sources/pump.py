@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DfcError
+from ..errors import DfcError, StorageError
 from ..scratch import CEILING
-from .log import LogReader, SourceError, TransientError, log_to_stderr, logger
+from .log import KeptLog, LogReader, SourceError, TransientError, log_to_stderr, logger
 from .progress import SinkPositions
 from .segments import SegmentStore
 from .settings import ReaderSettings
@@ -40,6 +40,7 @@ class Pump(threading.Thread):
         self._store = store
         self._settings = settings
         self._position = start
+        self._untouched = not start  # some sink has nothing yet, and nothing has come
         self._cut = cut if cut > start else ""  # an end that Spark has already written down
         self._once = once
         self._target: str | None = None
@@ -78,15 +79,18 @@ class Pump(threading.Thread):
                 while not self._store.stopped:
                     self._step(log)
                     failures = 0
-                    if self._target is not None and log.position >= self._target:
+                    if self._target is not None and self._reached(log, self._target):
                         self._publish()
                         self._confirm(log)
                         return
-            except TransientError as error:
+            except (TransientError, StorageError) as error:
                 failures += 1
                 self._back_off(failures, error)
             finally:
                 log.close()
+
+    def _reached(self, log: LogReader, target: str) -> bool:
+        return log.copied() and log.position >= target
 
     def _step(self, log: LogReader) -> None:
         wait = IDLE_SECS
@@ -122,6 +126,7 @@ class Pump(threading.Thread):
         self._append(batch)
 
     def _append(self, batch: pa.RecordBatch) -> None:
+        self._untouched = False
         self._batches.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -134,7 +139,9 @@ class Pump(threading.Thread):
 
     def _publish(self) -> None:
         if self._batches:
-            self._store.put(self._batches, self._batches[-1]["position"][-1].as_py())
+            last = self._batches[-1]
+            whole = "tx_end" not in last.schema.names or bool(last["tx_end"][-1].as_py())
+            self._store.put(self._batches, last["position"][-1].as_py(), whole)
         self._batches, self._rows, self._bytes = [], 0, 0
 
     def _note_ceiling(self, log: LogReader) -> None:
@@ -153,8 +160,10 @@ class Pump(threading.Thread):
         held = self.committed if self._settings.alone else self._sinks.smallest()
         if held:
             log.durable(held)
+        elif self._untouched and log.copied() and isinstance(log, KeptLog):
+            log.untouched()
 
-    def _back_off(self, failures: int, error: TransientError) -> None:
+    def _back_off(self, failures: int, error: DfcError) -> None:
         longest = min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2 ** min(failures - 1, 16))
         seconds = longest * random.uniform(0.8, 1.2)
         logger.warning("source %s: %s; again in %.1f s", self._settings.id, error, seconds)

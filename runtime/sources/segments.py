@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..events import SEGMENT
+from ..lean import without_pandas
 from . import lanes
 from .log import LogReader, SourceError
 from .settings import ReaderSettings
@@ -49,6 +50,7 @@ class Segment:
     rows: int
     bytes: int
     pieces: tuple[Piece, ...]  # by lane
+    whole: bool = True  # whether a transaction ends with it
 
 
 class SegmentStore:
@@ -60,6 +62,7 @@ class SegmentStore:
         self._changed = threading.Condition()
         self._taken = ""  # end of the youngest epoch; what lies behind it is read ahead
         self._count = 0
+        self._crowded = False  # a segment waits for room
         self._folder = settings.folder
         self._own_folder = False
         self.end = ""  # of the youngest segment ever put
@@ -70,9 +73,9 @@ class SegmentStore:
         self.epoch_bytes = INLINE_EPOCH_BYTES if inline else EPOCH_BYTES
         self.ahead_bytes = 2 * INLINE_EPOCH_BYTES if inline else AHEAD_BYTES
 
-    def put(self, batches: list[pa.RecordBatch], end: str) -> None:
-        """Adds a segment, once there is room for it."""
-        segment = self._write(batches, end)
+    def put(self, batches: list[pa.RecordBatch], end: str, whole: bool = True) -> None:
+        """Adds a segment, once there is room for it; one that is not whole ends inside a transaction."""
+        segment = self._write(batches, end, whole)
         with self._changed:
             while not self.stopped:
                 ahead = [s.bytes for s in self._segments if s.end > self._taken]
@@ -81,7 +84,10 @@ class SegmentStore:
                     len(ahead) < AHEAD_SEGMENTS and sum(ahead) + segment.bytes <= self.ahead_bytes
                 ):
                     break
+                self._crowded = True
+                self._changed.notify_all()
                 self._changed.wait(1)
+            self._crowded = False
             self._segments.append(segment)
             self.end = end
             self._changed.notify_all()
@@ -108,18 +114,24 @@ class SegmentStore:
             self._changed.wait(seconds)
 
     def epoch_end(self, start: str) -> str | None:
-        """Where an epoch behind `start` should end; None without anything to read."""
+        """Where an epoch behind `start` should end; None without anything to read.
+
+        At the end of a transaction, unless a single one is more than an epoch or the store can hold.
+        """
         with self._changed:
             rows = size = 0
-            end = None
+            end = inside = None
             for segment in self._segments:
                 if segment.end <= start:
                     continue
                 rows, size = rows + segment.rows, size + segment.bytes
-                if end is not None and (rows > EPOCH_ROWS or size > self.epoch_bytes):
-                    break
-                end = segment.end
-            return end
+                full = rows > EPOCH_ROWS or size > self.epoch_bytes
+                if full and (end or inside) is not None:
+                    return end or inside
+                if segment.whole:
+                    end = segment.end
+                inside = segment.end
+            return inside if end is None and self._crowded else end
 
     def take(self, start: str, end: str) -> list[list[Piece]]:
         """The pieces of an epoch by lane; what ends at or before `start` is forgotten."""
@@ -139,7 +151,7 @@ class SegmentStore:
         if self._own_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, batches: list[pa.RecordBatch], end: str) -> Segment:
+    def _write(self, batches: list[pa.RecordBatch], end: str, whole: bool) -> Segment:
         count, settings = self._settings.lanes, self._settings
         shares: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
         for batch in batches:
@@ -152,7 +164,7 @@ class SegmentStore:
             os.path.getsize(piece) if isinstance(piece, str) else len(piece or b"")
             for piece in pieces
         )
-        return Segment(end, sum(b.num_rows for b in batches), size, pieces)
+        return Segment(end, sum(b.num_rows for b in batches), size, pieces, whole)
 
     def _piece(self, lane: int, batches: list[pa.RecordBatch]) -> Piece:
         if not batches:
@@ -277,6 +289,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Only here: the thread's module knows the store's.
             from .pump import Pump
 
+            without_pandas()
             self._store = SegmentStore(self.settings)
             self._store.end = start
             self._pump = Pump(self.log, self._store, self.settings, start, cut, self._once)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ..env import expand
 from ..events import EVENT_COLUMNS, SEGMENT, arrow_schema, ddl_schema
+from ..storage import Storage
 from . import lanes
 from .log import SourceError
 
@@ -21,7 +23,7 @@ class ReaderSettings:
     tenant: str = ""
     id: str = "source"
     start: str = ""
-    storage: str = ""
+    storage: Storage | None = None
     folder: str = ""
     carry: str = "inline"
     lanes: int = 1
@@ -52,7 +54,7 @@ class ReaderSettings:
             tenant=options.get("tenant", ""),
             id=options.get("id", "source"),
             start=options.get("start", ""),
-            storage=options.get("storage", ""),
+            storage=_storage(options.get("storage", "")),
             folder=folder,
             carry=carry,
             lanes=max(1, int(number("lanes", 1))),
@@ -81,13 +83,9 @@ class ReaderSettings:
         """What somebody has to do who wants to begin again; for the end of an error."""
         if self.alone:
             return "begin with a new checkpoint folder"
-        prefix = f"{self.pipeline}/{self.id}::"
-        literal = "'" + prefix.replace("'", "''") + "'"
-        # Not LIKE: an underscore in a name would match the positions of other pipelines.
         return (
-            "start it under a new metadata.name, or stop it and delete its positions from "
-            f"{self.storage or 'its state file'}: DELETE FROM df_kv WHERE ns = 'checkpoints' "
-            f"AND substr(key, 1, {len(prefix)}) = {literal}"
+            "start it under a new metadata.name, or stop it and let its sinks begin anew: "
+            "`dfc checkpoint reset SPEC --yes`"
         )
 
     @property
@@ -103,10 +101,19 @@ class ReaderSettings:
     @property
     def needed(self) -> tuple[str, ...]:
         """What the log must build: also what cutting into segments and lanes looks at."""
-        wanted = {*self.columns, "position"}
+        wanted = {*self.columns, "position", "tx_end"}
         if self.lanes > 1:
             wanted.update(lanes.NEEDED_FOR_KEY if self.lane_key else lanes.NEEDED)
         return tuple(name for name in EVENT_COLUMNS if name in wanted)
+
+
+def _storage(text: str) -> Storage | None:
+    """As a job writes it, a DSN with references for the reader to fill in; or just a SQLite file."""
+    if not text:
+        return None
+    if text.startswith("postgres"):
+        return Storage.parse(text).filled(expand)
+    return Storage("sqlite", text.removeprefix("sqlite:"))
 
 
 def texts(options: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -115,6 +115,9 @@ class TriggerLog:
     def ceiling(self) -> str:
         return self.head()
 
+    def copied(self) -> bool:
+        return True
+
     def quiet(self) -> float:
         return max(0.0, self._next_poll - time.monotonic())
 

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import ids
-from ..storage import SqliteStorage
 from .log import SourceError, logger
 from .settings import ReaderSettings
 from .turso_database import Database
@@ -63,7 +62,7 @@ class PollNotes:
 
     def __init__(self, settings: ReaderSettings) -> None:
         self._key = f"{settings.pipeline}/{settings.id}"
-        self._storage = SqliteStorage(settings.storage) if settings.storage else None
+        self._storage = settings.storage.open() if settings.storage else None
         self.polls: deque[tuple[int, Poll]] = deque()
         self.read: dict[str, int] = {}  # highest rowid by table, of all looks
         self._dropped: dict[str, int] = {}  # the same, of the looks that are no longer kept
@@ -193,6 +192,9 @@ class PollingLog:
         """By the notes alone: looks are noted before their rows go out."""
         _, notes = self._open()
         return f"{notes.number:08x}{'f' * 16}"
+
+    def copied(self) -> bool:
+        return True
 
     def quiet(self) -> float:
         return 0.0 if self._replay else max(0.0, self._next_poll - time.monotonic())
