@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +83,17 @@ class Sink(ABC):
     def check(self) -> None:  # noqa: B027  (most sinks have nothing to check without connecting)
         """Driver, before Spark starts: raises when the sink cannot work as configured."""
 
+    def try_out(self, lane: Lane) -> None:
+        """Driver: raises when the lane cannot be opened; leaves nothing open."""
+        other = copy.copy(self)
+        try:
+            other.open(lane)
+        finally:
+            with contextlib.suppress(Exception):
+                other.abort()  # else the client would be kept
+            with contextlib.suppress(Exception):
+                other.close()
+
     @abstractmethod
     def open(self, lane: Lane) -> str:
         """Connects; returns the position that this lane holds durably, "" when the sink has none."""
@@ -93,8 +106,33 @@ class Sink(ABC):
     def commit(self, position: str) -> None:
         """Makes the unit durable together with its position, or not at all."""
 
+    def redeliver(self, messages: Messages, events: Events, position: str, mark: str) -> None:
+        """Makes events durable that the lane has left behind, as one unit; it stays at `position`.
+
+        A sink that keeps its position with its data keeps `mark` with them in the same way.
+        """
+        self.write(messages, events)
+        self.commit(position)
+
+    def redelivered(self) -> str:
+        """The mark of the last unit that was redelivered; "" when the sink keeps none."""
+        return ""
+
+    def move(self, pipeline: str, lanes: int, position: str) -> None:  # noqa: B027
+        """Driver, while nobody runs: puts all lanes there, wherever they stand.
+
+        Only a sink that keeps its position by itself has something to do; storage's is not its own.
+        """
+
     def abort(self) -> None:  # noqa: B027
         """Forgets the open unit."""
+
+    def give_up(self) -> None:  # noqa: B027
+        """From another thread, while a call has not come back: what can be held back is not sent.
+
+        Somebody else may deliver the same events next, and later ones; that call then ends as soon
+        as it can, and is followed by abort() and close(), or by close() alone.
+        """
 
     def tick(self) -> None:  # noqa: B027
         """Time has passed: a chance to roll files."""

@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, RoutingError, SinkError
+from ..errors import ConfigError, SinkError
 from ..events import Events
-from ..messages import Messages, identity, routing_error
+from ..messages import Messages, check_destinations
 from .base import Lane, Sink, SinkFilter
 from .journal import FOLDER, Active, Journal, owners, sync_folder
 
 _OPEN_FILES = 128
+_REDELIVERED = ".redelivered-"  # begins the hidden names of files that hold old events
 
 
 class FileSink(Sink):
@@ -89,15 +90,17 @@ class FileSink(Sink):
         count = len(events)
         if count == 0:
             return
+        check_destinations(messages, count, self._why_not)
         value = pc.fill_null(messages.column("value", count), "null")
-        if messages.to is None or isinstance(messages.to, str):
-            folder = self._folder(messages.to, events, 0)
+        if not isinstance(messages.to, pa.Array):
+            assert messages.to is not None
+            folder = self._folder(messages.to)
             data, ends = _lines(value)
             self._add(folder, data[: ends[-1]], count, *_range(events.position, 0, count - 1))
             return
         # Sorted by destination (stable, so in log order within one), each is one stretch of bytes.
         encoded = pc.dictionary_encode(messages.to)
-        codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
         names = encoded.dictionary.to_pylist()
         order = None
         if len(names) > 1:
@@ -106,10 +109,9 @@ class FileSink(Sink):
         data, ends = _lines(value)
         starts = np.flatnonzero(np.diff(codes, prepend=codes[0] - 1))
         for begin, stop in zip(starts, [*starts[1:], count], strict=True):
-            code = int(codes[begin])
             rows = (begin, stop - 1) if order is None else (order[begin], order[stop - 1])
             self._add(
-                self._folder(names[code] if code >= 0 else None, events, int(rows[0])),
+                self._folder(names[int(codes[begin])]),
                 data[ends[begin] : ends[stop]],
                 int(stop - begin),
                 *_range(events.position, int(rows[0]), int(rows[1])),
@@ -128,6 +130,45 @@ class FileSink(Sink):
         journal.commit(position, self._unit)
         self._unit = {}
         self._roll(lambda active: self._is_full(active) or self._is_old(active))
+
+    def redeliver(self, messages: Messages, events: Events, position: str, mark: str) -> None:
+        """In files of their own: their positions lie in the ranges of files that are finished."""
+        journal, count = self._opened(), len(events)
+        check_destinations(messages, count, self._why_not)
+        value = pc.fill_null(messages.column("value", count), "null")
+        rows: dict[str, list[int]] = {}
+        for row, to in enumerate(messages.column("to", count).to_pylist()):
+            rows.setdefault(self._folder(to), []).append(row)
+        rolling = []
+        for folder, chosen in rows.items():
+            part = f"{_REDELIVERED}{mark}{self._suffix}.part"
+            data, ends = _lines(value.take(pa.array(chosen)))
+            places = sorted(events.position.take(pa.array(chosen)).to_pylist())
+            final = f"{places[0]}-{places[-1]}{self._suffix}-redelivered-{mark}.jsonl"
+            self._make_folder(folder)
+            for left in Path(self.path, folder).glob(f"{_REDELIVERED}*{self._suffix}.part"):
+                left.unlink()  # by a crash before the journal knew of it
+            self._write_whole(os.path.join(self.path, folder, part), data)
+            rolling.append((folder, part, final, int(ends[-1])))
+        if self.fsync:
+            while self._made:
+                sync_folder(self._made.pop())
+        journal.announce(rolling, mark)
+        self._rename()
+
+    def redelivered(self) -> str:
+        return self._opened().redelivered
+
+    def move(self, pipeline: str, lanes: int, position: str) -> None:
+        """Only forward, which storage alone can do."""
+        owner = {"pipeline": pipeline, "sink": self.id, "lanes": lanes}
+        there = Journal(self.path, owner, 0, self.fsync).furthest()
+        if there > position:
+            raise ConfigError(
+                f"{self.path} holds events up to {there}, in files that are named by their positions "
+                f"and never change: move the folder away (mv {self.path} {self.path}.old), and try "
+                "again"
+            )
 
     def abort(self) -> None:
         # What was appended is cut off when the file is opened the next time.
@@ -163,21 +204,20 @@ class FileSink(Sink):
             raise SinkError(f"sink `{self.id}` is not open")
         return self._journal
 
-    def _folder(self, to: str | None, events: Events, row: int) -> str:
-        """The sub-folder for a destination, which must lie inside the sink's folder."""
-        if to is None:
-            raise routing_error(events, row, self.id)
-        parts = (to or self.id).split("/")
+    def _folder(self, to: str) -> str:
+        """The sub-folder for a destination."""
+        return to or self.id
+
+    def _why_not(self, to: str) -> str | None:
+        """A folder must lie inside the sink's own."""
+        parts = self._folder(to).split("/")
         if (
             "\0" in to
             or parts[0] == FOLDER
             or any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
         ):
-            raise RoutingError(
-                f"sink `{self.id}`: no destination for event {identity(events, row)}: "
-                f"not a folder inside the sink's own: {to!r}"
-            )
-        return "/".join(parts)
+            return f"not a folder inside the sink's own: {to!r}"
+        return None
 
     def _add(self, folder: str, data: memoryview, events: int, first: str, last: str) -> None:
         file = self._unit.get(folder)
@@ -235,6 +275,18 @@ class FileSink(Sink):
         os.ftruncate(handle, length)
         return handle
 
+    def _write_whole(self, path: str, data: memoryview) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            at = 0
+            while at < len(data):
+                at += os.write(handle, data[at:])
+            if self.fsync:
+                os.fdatasync(handle)
+        finally:
+            os.close(handle)
+        self._made.add(os.path.dirname(path))
+
     def _make_folder(self, folder: str) -> None:
         path = Path(self.path, folder)
         missing = [path, *path.parents]
@@ -256,7 +308,8 @@ class FileSink(Sink):
         return file.events >= self.roll_max_events or file.length >= self.roll_max_bytes
 
     def _is_old(self, file: Active) -> bool:
-        return time.time() - file.since >= self.roll_max_age_secs
+        # Also when the clock has gone back: nobody knows then how old it is.
+        return not 0 <= time.time() - file.since < self.roll_max_age_secs
 
     def _roll(self, due: Callable[[Active], bool]) -> None:
         journal = self._opened()

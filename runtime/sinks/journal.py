@@ -54,6 +54,7 @@ class Journal:
     def __init__(self, root: str, owner: dict[str, Any], lane: int, fsync: bool) -> None:
         self.folder = Path(root) / FOLDER
         self.position = ""
+        self.redelivered = ""  # mark of the last unit of old events
         self.active: dict[str, Active] = {}
         self.rolling: list[tuple[str, str, str, int]] = []  # folder, part, final name, length
         self._owner = {"v": _VERSION, **owner}
@@ -95,6 +96,12 @@ class Journal:
                 os.close(handle)
         self._file = self._lock = -1
         self._count.close()
+
+    def furthest(self) -> str:
+        """The highest position in any lane of the folder."""
+        agreed = self._count.read()
+        start = agreed.start if agreed is not None else ""
+        return max([start, *(position for _, position in self._glance().values())])
 
     def _glance(self) -> dict[int, tuple[dict[str, Any], str]]:
         """Header and position of every lane's journal."""
@@ -166,10 +173,12 @@ class Journal:
 
     def _apply(self, record: dict[str, Any]) -> None:
         self.position = record.get("p", self.position)
+        self.redelivered = record.get("m", self.redelivered)
         for folder, fields in record.get("f", {}).items():
             self.active[folder] = Active(*fields)
         for folder, part, final, length in record.get("r", ()):
-            self.active.pop(folder, None)
+            if folder in self.active and self.active[folder].part == part:
+                del self.active[folder]
             self.rolling.append((folder, part, final, length))
         if record.get("d"):
             self.rolling.clear()
@@ -181,9 +190,9 @@ class Journal:
         record = {"p": position, "f": {name: list(astuple(a)) for name, a in files.items()}}
         self._append(record, self._fsync)
 
-    def announce(self, rolling: list[tuple[str, str, str, int]]) -> None:
-        """These files will get their final names, whatever happens."""
-        self._append({"r": rolling}, self._fsync)
+    def announce(self, rolling: list[tuple[str, str, str, int]], mark: str = "") -> None:
+        """These files will get their final names, whatever happens; `mark` is that of old events."""
+        self._append({"r": rolling} | ({"m": mark} if mark else {}), self._fsync)
 
     def rolled(self) -> None:
         # Not synced: when this line is lost, recovery finds the files renamed already.
@@ -212,6 +221,7 @@ class Journal:
             "f": {name: list(astuple(a)) for name, a in self.active.items()},
             "r": self.rolling,
         }
+        state |= {"m": self.redelivered} if self.redelivered else {}
         content = _line(self._owner) + _line(state)
         new = self.path.with_suffix(".new")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -23,6 +23,7 @@ from ..messages import Messages
 from . import kafka_client
 from .base import Lane, Sink, SinkFilter
 from .kafka_client import Client, Headers, Settings
+from .kafka_limits import fingerprint
 from .kafka_positions import TOPIC as POSITIONS
 from .kafka_positions import Transactional
 
@@ -31,6 +32,7 @@ _SECRET = re.compile(r"password|secret|token|\.pem|jaas|oauthbearer\.config|keyt
 _CHUNK_EVENTS, _CHUNK_BYTES = 2_000, 8_388_608  # what is handed to the client at once
 # The client's own estimates of what a message takes beside its key, value and headers.
 _OVERHEAD, _HEADER_OVERHEAD = 36, 10
+_AROUND = 200  # more than a batch of one takes beside its message
 
 
 class KafkaSink(Sink):
@@ -90,6 +92,7 @@ class KafkaSink(Sink):
         weights = _weights(messages, headers, count)
         parts = _by_topic(messages)
         _check(parts, weights, client.settings.max_bytes)
+        _check_limits(parts, weights, messages, client)
         for topic, _ in parts:
             client.ensure(topic)
         if not self._began:
@@ -111,11 +114,30 @@ class KafkaSink(Sink):
         self._opened().commit(position)
         self._began = False
 
+    def redeliver(self, messages: Messages, events: Events, position: str, mark: str) -> None:
+        self.write(messages, events)
+        if self._began:
+            self._opened().commit(position, mark)
+            self._began = False
+
+    def redelivered(self) -> str:
+        return self._opened().redelivered
+
+    def move(self, pipeline: str, lanes: int, position: str) -> None:
+        if self.exactly_once:
+            Transactional(self._settings, Lane(pipeline, 0, lanes), self.run, move_to=position)
+
     def abort(self) -> None:
         client, self._client = self._client, None
         self._began = False
         if client is not None:
             client.abort()
+
+    def give_up(self) -> None:
+        client = self._client
+        if client is not None and not self.exactly_once:
+            # Nobody fences them: they would come to stand behind what somebody else sends next.
+            client.producer.purge(wait=False)
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -157,13 +179,14 @@ class KafkaSink(Sink):
             before = int(ends[start - 1]) if start else 0
             fitting = int(np.searchsorted(ends, before + most_bytes, "right"))
             stop = min(max(fitting, start + 1), start + most, total)
-            values = _bytes(value, start, stop)
-            keys = _bytes(key, start, stop)
             client.make_room(stop - start, int(ends[stop - 1]) - before)
-            if headers is None:
-                client.send(topic, values, keys)
-            else:
-                client.send_with_headers(topic, values, keys, headers[start:stop])
+            client.send(
+                topic,
+                _part(value, start, stop),
+                _part(key, start, stop),
+                None if headers is None else headers[start:stop],
+                stop - start,
+            )
             start = stop
 
 
@@ -201,15 +224,39 @@ def _check(parts: list[tuple[str, Any]], weights: Any, limit: int) -> None:
         raise Rejected(dict(sorted(refused.items())))
 
 
+def _check_limits(
+    parts: list[tuple[str, Any]], weights: Any, messages: Messages, client: Client
+) -> None:
+    """Raises Rejected for what a topic has refused before, and would refuse again."""
+    refused: dict[int, str] = {}
+    for topic, rows in parts:
+        known = client.too_large(topic)
+        if not known:
+            continue
+        limit = client.limits.topics[topic]
+        large = np.flatnonzero(weights + _AROUND > limit)
+        for row in large if rows is None else np.intersect1d(large, rows):
+            key, value = (_text_at(text, int(row)) for text in (messages.key, messages.value))
+            if fingerprint(key, value) in known:
+                refused[int(row)] = (
+                    f"its message of {len(value)} bytes is too large for topic {topic}, which "
+                    f"takes {limit} (`max.message.bytes`)"
+                )
+    if refused:
+        raise Rejected(dict(sorted(refused.items())))
+
+
+def _text_at(text: Any, row: int) -> bytes:
+    part = text[row].as_py() if isinstance(text, pa.Array) else text
+    return (part or "").encode()
+
+
 def _taken(text: Any, rows: Any) -> Any:
     return text.take(pa.array(rows)) if isinstance(text, pa.Array) else text
 
 
-def _bytes(text: Any, start: int, stop: int) -> list[bytes | None]:
-    if not isinstance(text, pa.Array):
-        return [None if text is None else text.encode()] * (stop - start)
-    kind = pa.large_binary() if pa.types.is_large_string(text.type) else pa.binary()
-    return list(text.slice(start, stop - start).view(kind).to_pylist())
+def _part(text: Any, start: int, stop: int) -> Any:
+    return text.slice(start, stop - start) if isinstance(text, pa.Array) else text
 
 
 def _headers(messages: Messages, count: int) -> list[Headers | None] | None:

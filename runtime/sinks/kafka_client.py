@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import ConfigError, DfcError, SinkError, Unavailable
+from ..errors import Barred, ConfigError, DfcError, SinkError, Unavailable
 from .base import Lane
+from .kafka_limits import Fingerprint, fingerprint, limits_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
+
+    from .librdkafka import Producer, Sent
 
 Headers = list[tuple[str, bytes]]
 
@@ -32,8 +35,8 @@ _SAME = (
 )
 _NOT_SETTINGS = re.compile(r".*_cb|on_delivery|logger")  # the Python client's own, no text
 _PUBLIC_TRANSACTION_MS = 900_000  # what brokers allow unless told otherwise
-_FLUSH_STEP = 0.19  # from 0.2 on the client loses the exceptions of its callbacks
-_CONNECT_STEP = 0.5  # seconds between looks at what has gone wrong so far
+_STEP = 0.5  # seconds between looks at what has gone wrong so far
+_LIMIT_SECS = 5.0  # for a topic's limit
 _NEW_TOPIC_SECS = 3.0  # for a broker that makes topics when they are first asked for
 _CACHE: dict[Any, Any] = {}  # clients between the epochs of this process
 
@@ -51,6 +54,10 @@ class Settings:
     @property
     def max_bytes(self) -> int:
         return self._number("message.max.bytes", 1_000_000)
+
+    @property
+    def batch_size(self) -> int:
+        return self._number("batch.size", 1_000_000)
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -115,11 +122,11 @@ def check(settings: Settings) -> None:
     """Whether there is a client library, and whether it takes the settings; connects nowhere."""
     sink = f"sink `{settings.sink}`"
     try:
-        from confluent_kafka import KafkaException, Producer
-    except ImportError:
+        from confluent_kafka import KafkaException
+
+        from .librdkafka import Producer
+    except (ImportError, AttributeError):  # none, or one whose library lacks what we call
         raise Unavailable(f"{sink}: the kafka sink needs {_PACKAGE}") from None
-    if not hasattr(Producer, "produce_batch"):
-        raise Unavailable(f"{sink}: the kafka sink needs {_PACKAGE}")
     for key in settings.client_conf:
         if _NOT_SETTINGS.fullmatch(key):
             raise ConfigError(f"{sink}: `client_conf` has `{key}`, which is no setting")
@@ -127,14 +134,14 @@ def check(settings: Settings) -> None:
     # Without brokers it has nobody to ask for a producer id, which an idempotent one does at once.
     del conf["bootstrap.servers"]
     try:
-        Producer(conf, logger=quiet())
+        Producer(conf, Heard())
     except KafkaException as error:
         raise ConfigError(f"{sink}: `client_conf`: {_conf_error(error, settings)}") from None
 
 
 def _conf_error(error: Exception, settings: Settings) -> str:
     """Which setting is wrong, without what it is set to."""
-    text = str(error.args[0].str()).strip().removeprefix("Failed to create producer: ")
+    text = str(error.args[0].str()).strip()
     if match := re.match(r'No such configuration property: "(.*)"', text):
         return f"the Kafka client knows no setting `{match[1]}`"
     if match := re.search(r'onfiguration property "([^"]*)"(.*)', text, re.DOTALL):
@@ -164,20 +171,13 @@ def _place(settings: Settings, lane: Lane, run: str) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def raising(say: Callable[[KafkaError], Exception]) -> Iterator[None]:
-    """The client's exceptions as ours.
-
-    It raises fatal errors out of whatever call serves its callbacks, and goes on to call them with
-    that exception pending: then it comes as the cause of Python's complaint about this.
-    """
+    """The client's exceptions as ours."""
     from confluent_kafka import KafkaException
 
     try:
         yield
-    except (KafkaException, SystemError) as error:
-        found = error if isinstance(error, KafkaException) else error.__cause__
-        if not isinstance(found, KafkaException):
-            raise
-        raise say(found.args[0]) from None
+    except KafkaException as error:
+        raise say(error.args[0]) from None
 
 
 class Heard:
@@ -185,12 +185,15 @@ class Heard:
 
     def __init__(self) -> None:
         self.failed: list[tuple[KafkaError, str, int]] = []  # messages: topic and size
+        self.too_large: dict[str, list[Fingerprint]] = {}  # by topic
         self.refused: str | None = None  # by somebody who will not change their mind
         self.last: str | None = None
 
-    def on_delivery(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and len(self.failed) < 100:
-            self.failed.append((error, message.topic(), len(message)))
+    def on_failed(self, error: KafkaError, topic: str, size: int, message: Sent) -> None:
+        if len(self.failed) < 100:
+            self.failed.append((error, topic, size))
+            if error.name() == "MSG_SIZE_TOO_LARGE":
+                self.too_large.setdefault(topic, []).append(fingerprint(*message()))
 
     def on_error(self, error: KafkaError) -> None:
         name = error.name()
@@ -212,6 +215,8 @@ class Client:
         self.lane = lane
         self.run = run
         self.heard = Heard()
+        self.limits = limits_of(settings.key())
+        self.batch_size = self.limits.batch_size(settings.batch_size)
         self._topics: set[str] = set()
         self._bytes = 0  # handed over since the queue was last seen empty
         self.producer = self._producer(self.transactional_id(lane.index))
@@ -234,6 +239,11 @@ class Client:
         """What the lane holds durably; "" because there is nothing but the messages."""
         return ""
 
+    @property
+    def redelivered(self) -> str:
+        """The mark of the last unit of old events; "" because nothing holds one."""
+        return ""
+
     def transactional_id(self, lane: int) -> str:
         # Names may hold `-`, so another sign keeps those of two pipelines apart.
         return f"dfc-{self.lane.pipeline}/{self.settings.sink}/{lane}"
@@ -243,38 +253,18 @@ class Client:
     def begin(self) -> None:
         """Before the first messages of a unit."""
         self.heard.failed.clear()
+        self.heard.too_large.clear()
         self.heard.refused = self.heard.last = None
 
     def send(
-        self, topic: str, values: Sequence[bytes | None], keys: Sequence[bytes | None]
+        self, topic: str, value: Any, key: Any, headers: Sequence[Headers | None] | None, count: int
     ) -> None:
-        messages: list[dict[str, Any]] = [
-            {"value": value, "key": key} for value, key in zip(values, keys, strict=True)
-        ]
-        taken = self.producer.produce_batch(topic, messages, on_delivery=self.heard.on_delivery)
-        if taken < len(messages):
-            error = next(m["_error"] for m in messages if "_error" in m)
-            raise self.error(error)
-
-    def send_with_headers(
-        self,
-        topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None],
-        headers: Sequence[Headers | None],
-    ) -> None:
-        """One by one, because the client's batches have no headers."""
-        produce, on_delivery = self.producer.produce, self.heard.on_delivery
-        with self.full_queue(), raising(self.error):
-            for value, key, pairs in zip(values, keys, headers, strict=True):
-                produce(topic, value, key, on_delivery=on_delivery, headers=pairs or [])
-
-    @contextlib.contextmanager
-    def full_queue(self) -> Iterator[None]:
-        try:
-            yield
-        except BufferError:
-            raise SinkError(f"sink `{self.settings.sink}`: the client's queue is full") from None
+        """`value` and `key` are a column or one for all."""
+        with raising(self.error):
+            if headers is None:
+                self.producer.produce_columns(topic, value, key, count)
+            else:
+                self.producer.produce_with_headers(topic, value, key, headers)
 
     def make_room(self, messages: int, size: int) -> None:
         """Waits for what is on its way, when more would be too much."""
@@ -283,7 +273,8 @@ class Client:
             self.flush()
         self._bytes += size
 
-    def commit(self, position: str) -> None:
+    def commit(self, position: str, mark: str = "") -> None:
+        """`mark` is that of a unit of old events."""
         self.flush()
 
     def flush(self) -> None:
@@ -292,7 +283,7 @@ class Client:
         left = len(self.producer)
         while left and self.heard.refused is None and (wait := deadline - time.monotonic()) > 0:
             with raising(self.error):
-                left = self.producer.flush(min(wait, _FLUSH_STEP))
+                left = self.producer.flush(min(wait, _STEP))
         self._bytes = 0
         if self.heard.failed:
             raise self.delivery_error()
@@ -308,7 +299,7 @@ class Client:
         """Hears what has happened; returns the error after which this producer is of no more use."""
         try:
             with raising(Failed):
-                self.producer.poll(0)
+                self.producer.poll()
         except Failed as fatal:
             return fatal.args[0]
         return None
@@ -324,14 +315,14 @@ class Client:
 
         deadline = time.monotonic() + self.settings.send_timeout_secs
         while True:
-            wait = min(max(deadline - time.monotonic(), 0.01), _CONNECT_STEP)
+            wait = min(max(deadline - time.monotonic(), 0.01), _STEP)
             try:
                 return ask(*what, timeout=wait)
             except KafkaException:
                 if (fatal := self.serve()) is not None:
                     raise self.error(fatal) from None
                 if self.heard.refused is not None:
-                    raise SinkError(self._refused()) from None
+                    raise self._refused() from None
                 if time.monotonic() >= deadline:
                     raise self.late(otherwise) from None
                 # It answers at once when nobody is there; the client goes on trying by itself.
@@ -343,16 +334,32 @@ class Client:
             return
         patience = time.monotonic() + _NEW_TOPIC_SECS
         while True:
-            found = self._asked(
-                f"topic {topic} is not looked up", self.producer.list_topics, topic
-            ).topics[topic]
-            if found.error is None and found.partitions:
+            partitions, error = self._asked(
+                f"topic {topic} is not looked up", self.producer.partitions, topic
+            )
+            if error is None and partitions:
                 self._topics.add(topic)
                 return
             if time.monotonic() > patience:
                 break
             time.sleep(0.1)
-        raise self.error(found.error, topic) if found.error else self.late(f"topic {topic}")
+        raise self.error(error, topic) if error else self.late(f"topic {topic}")
+
+    def too_large(self, topic: str) -> set[Fingerprint]:
+        """Messages that the topic has refused, each by itself."""
+        return self.limits.refuses(topic, self._limit)
+
+    def _limit(self, topic: str) -> int:
+        """The most that a topic takes; 0 when it cannot be told."""
+        from confluent_kafka.admin import AdminClient, ConfigResource
+
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            admin = AdminClient(self.settings.common(), logger=quiet())
+            asked = admin.describe_configs([resource], request_timeout=_LIMIT_SECS)[resource]
+            return int(asked.result(_LIMIT_SECS)["max.message.bytes"].value)
+        except Exception:
+            return 0  # not everybody may ask
 
     # --- errors ------------------------------------------------------------------------------
 
@@ -374,8 +381,9 @@ class Client:
             text += "; the user of this sink lacks the right to it"
             if name.startswith("CLUSTER"):
                 text += ": WRITE for one topic at least, or IDEMPOTENT_WRITE"
+            return Barred(f"sink `{self.settings.sink}`: {text}")
         elif self.heard.refused is not None:
-            return SinkError(self._refused())
+            return self._refused()
         elif name in ("_MSG_TIMED_OUT", "_TIMED_OUT", "_TRANSPORT") and self.heard.last:
             text += f"; {self.heard.last}"
         return SinkError(f"sink `{self.settings.sink}`: {text}")
@@ -387,6 +395,8 @@ class Client:
             (each for each in failed if not each[0].name().startswith("_PURGE")), failed[0]
         )
         if error.name() == "MSG_SIZE_TOO_LARGE":
+            for name, refused in self.heard.too_large.items():
+                self.limits.learn(name, refused, self.batch_size, self._limit)
             size = max(each[2] for each in failed)
             return self.error(error, f"{topic}, message of up to {size} bytes")
         return self.error(error, topic)
@@ -394,20 +404,18 @@ class Client:
     def late(self, what: str) -> SinkError:
         self.serve()
         if self.heard.refused is not None:
-            return SinkError(self._refused())
+            return self._refused()
         after = f"after {self.settings.send_timeout_secs} s"
         why = f": {self.heard.last}" if self.heard.last else ""
         return SinkError(f"sink `{self.settings.sink}`: {what} {after}{why}")
 
-    def _refused(self) -> str:
-        return f"sink `{self.settings.sink}`: the brokers do not let it in: {self.heard.refused}"
+    def _refused(self) -> Barred:
+        return Barred(
+            f"sink `{self.settings.sink}`: the brokers do not let it in: {self.heard.refused}"
+        )
 
-    def _producer(self, name: str) -> Any:
-        from confluent_kafka import Producer
+    def _producer(self, name: str) -> Producer:
+        from .librdkafka import Producer
 
-        conf = {
-            **self.settings.producer(name),
-            "error_cb": self.heard.on_error,
-            "delivery.report.only.error": True,
-        }
-        return Producer(conf, logger=quiet())
+        conf = {**self.settings.producer(name), "batch.size": str(self.batch_size)}
+        return Producer(conf, self.heard)

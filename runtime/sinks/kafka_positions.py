@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from ..errors import ConfigError, DfcError, Fenced, SinkError
+from ..agreement import Agreement, common
+from ..errors import Barred, ConfigError, DfcError, Fenced, SinkError
 from .base import Lane
 from .kafka_client import Client, Failed, Heard, Settings, kept_for, quiet, raising, said
 
@@ -35,9 +36,11 @@ _REFUSED = {
 _PASSING = {
     "_NOENT",
     "_TRANSPORT",
+    "FENCED_LEADER_EPOCH",
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
     "OFFSET_NOT_AVAILABLE",
+    "UNKNOWN_LEADER_EPOCH",
     "UNKNOWN_TOPIC_OR_PART",
 }
 _CLAIM_SECS = 2.0  # in which a runner that has taken over says so
@@ -55,9 +58,10 @@ class Entry:
     start: str = ""  # where all lanes of the generation began
     run: str = ""
     token: str = ""  # of the producer
+    redelivered: str = ""  # mark of the last unit of old events
 
-    def encoded(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
+    def encoded(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: bytes) -> Entry:
@@ -65,29 +69,22 @@ class Entry:
         return cls(**{name: known[name] for name in cls.__slots__ if name in known})
 
 
-def agreed(entries: Mapping[int, Entry], lanes: int, known: str, sink: str) -> tuple[int, str]:
-    """The generation of so many lanes, and where it began; `known` is storage's position.
-
-    Another number of lanes puts rows into other lanes, so it begins where all the old ones stand.
-    """
+def standing(entries: Mapping[int, Entry], lanes: int) -> Agreement:
+    """The agreement that the lanes have, on so many when there is none."""
     if not entries:
-        return 0, ""
-    generation = max(entry.generation for entry in entries.values())
-    current = {lane: e for lane, e in entries.items() if e.generation == generation}
-    old = next(iter(current.values()))
+        return Agreement(lanes)
+    latest = max(entries.values(), key=lambda entry: entry.generation)
+    return Agreement(latest.lanes, latest.start, latest.generation)
+
+
+def agreed(entries: Mapping[int, Entry], lanes: int, known: str, sink: str) -> Agreement:
+    """The agreement on so many lanes; `known` is storage's position."""
+    old = standing(entries, lanes)
     if old.lanes == lanes:
-        return generation, old.start
-    there = {current[n].position if n in current else old.start for n in range(old.lanes)}
-    # A lane without news does not write, so it may be further than its message says.
-    if max(there) <= known:
-        return generation + 1, known
-    if len(there) > 1:
-        were = "1 lane" if old.lanes == 1 else f"{old.lanes} lanes"
-        raise ConfigError(
-            f"sink `{sink}` was written in {were}, which stand at different positions: "
-            f"run once with {were} to even them out, then change the number"
-        )
-    return generation + 1, there.pop()
+        return old
+    there = [entries.get(n, Entry("", generation=-1)) for n in range(old.lanes)]
+    positions = [old.counts(entry.position, entry.generation) for entry in there]
+    return old.followed(lanes, common(f"sink `{sink}`", positions, known))
 
 
 class PositionLog:
@@ -233,14 +230,19 @@ class PositionLog:
                 f"; somebody who may: kafka-topics.sh --bootstrap-server {self._settings.brokers} "
                 f"--create --topic {TOPIC} --partitions 1{config}"
             )
-        return SinkError(text)
+        return Barred(text) if "AUTHORIZATION_FAILED" in why else SinkError(text)
 
 
 class Transactional(Client):
     """A producer whose units are transactions."""
 
     def __init__(
-        self, settings: Settings, lane: Lane, run: str, log: PositionLog | None = None
+        self,
+        settings: Settings,
+        lane: Lane,
+        run: str,
+        log: PositionLog | None = None,
+        move_to: str | None = None,
     ) -> None:
         super().__init__(settings, lane, run)
         self.token = uuid.uuid4().hex
@@ -248,7 +250,7 @@ class Transactional(Client):
         self._entry = Entry("")
         self._end = 0  # of the positions topic, unless somebody else has written to it
         self._log = log or PositionLog(settings)
-        self._take_over()
+        self._take_over(move_to)
 
     @classmethod
     def take(cls, settings: Settings, lane: Lane, run: str) -> Self:
@@ -263,18 +265,20 @@ class Transactional(Client):
     def position(self) -> str:
         return self._entry.position
 
+    @property
+    def redelivered(self) -> str:
+        return self._entry.redelivered
+
     def begin(self) -> None:
         super().begin()
         with raising(self.error):
             self.producer.begin_transaction()
 
-    def commit(self, position: str) -> None:
-        entry = replace(self._entry, position=position)
-        on_delivery = self.heard.on_delivery
-        with self.full_queue(), raising(self.error):
-            self.producer.produce(
-                TOPIC, entry.encoded(), self.key.encode(), partition=0, on_delivery=on_delivery
-            )
+    def commit(self, position: str, mark: str = "") -> None:
+        mark = mark or self._entry.redelivered
+        entry = replace(self._entry, position=position, redelivered=mark)
+        with raising(self.error):
+            self.producer.produce_with_headers(TOPIC, entry.encoded(), self.key, [None], 0)
         self._until_done(self.producer.commit_transaction, self._failure)
         self._entry = entry
         self._end += 2  # the message, and the mark that ends the transaction
@@ -320,28 +324,38 @@ class Transactional(Client):
     def _key(self, lane: int) -> str:
         return f"{self.lane.pipeline}/{self.settings.sink}/{lane}"
 
-    def _take_over(self) -> None:
+    def _take_over(self, move_to: str | None) -> None:
+        """From here on the lane is ours; with `move_to` all lanes stand there from now on."""
         log = self._log
         log.ensure()
         if self._is_overtaken():
             raise self._fenced()  # before we would fence the others
         self._begin_transactions(self.producer)
+        if move_to is not None:
+            self._end_others(self.lane.count)
         log.read(log.end(), wait=True)
         if self._is_overtaken():
             raise self._fenced()
         entries = self._lanes()
         lane = self.lane
-        generation, start = agreed(entries, lane.count, lane.known, self.settings.sink)
-        mine = entries.get(lane.index)
-        if mine is not None and mine.generation < generation:
-            mine = None
-        if entries and generation > max(entry.generation for entry in entries.values()):
-            # Nobody else ends what is left of lanes that there are no more.
-            for old in range(max(entry.lanes for entry in entries.values())):
-                if old != lane.index:
-                    self._begin_transactions(self._producer(self.transactional_id(old)))
-        position = max(mine.position if mine is not None else start, lane.known)
-        self._entry = Entry(position, lane.count, generation, start, self.run, self.token)
+        old = standing(entries, lane.count)
+        if move_to is None:
+            new = agreed(entries, lane.count, lane.known, self.settings.sink)
+        else:
+            new = old.followed(lane.count, move_to)
+        mine = entries.get(lane.index, Entry("", generation=-1))
+        if new.generation > old.generation:
+            self._end_others(max((entry.lanes for entry in entries.values()), default=0))
+        position = max(new.counts(mine.position, mine.generation), lane.known)
+        self._entry = Entry(
+            position,
+            lane.count,
+            new.generation,
+            new.start,
+            self.run,
+            self.token,
+            mine.redelivered,
+        )
         self.begin()
         self.commit(position)
         self._end = -1  # not known yet
@@ -388,6 +402,12 @@ class Transactional(Client):
             f"`{self.settings.sink}`, and this one must not write to it any more: run one of them, "
             "and give every pipeline on these brokers its own name"
         )
+
+    def _end_others(self, lanes: int) -> None:
+        """Nobody else ends what is left of lanes that there are no more, or that nobody runs."""
+        for index in range(lanes):
+            if index != self.lane.index:
+                self._begin_transactions(self._producer(self.transactional_id(index)))
 
     def _begin_transactions(self, producer: Any) -> None:
         """Ends whatever an earlier producer of that name has under way, and fences it."""

@@ -1,10 +1,4 @@
-"""How many lanes a file sink's folder is written in, and what happens when that number changes.
-
-Rows go to other lanes then, so what one old lane holds above the others would be dropped or
-repeated by the new ones. The folder therefore changes as a whole: the new number and the position
-that all lanes hold are written down first, and each journal of an earlier generation counts as
-standing at that position, however late its lane is opened.
-"""
+"""How many lanes a file sink's folder is written in: see agreement.py for what a change means."""
 
 from __future__ import annotations
 
@@ -13,22 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, SinkError
+from ..agreement import Agreement, common
+from ..errors import SinkError
 
 Glance = Callable[[], dict[int, tuple[dict[str, Any], str]]]  # lane: header and position
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """What holds for every lane of the folder."""
-
-    lanes: int
-    start: str = ""
-    generation: int = 0
 
 
 class LaneCount:
@@ -52,13 +38,13 @@ class LaneCount:
         end = time.monotonic() + wait_secs
         while True:
             self._take(fcntl.LOCK_SH, end)
-            found = self._read()
+            found = self.read()
             if found is None or found.lanes == lanes:
                 return found or Agreement(lanes)
             self._take(fcntl.LOCK_EX, end)
-            found = self._read()
+            found = self.read()
             if found is not None and found.lanes != lanes:
-                self._write(Agreement(lanes, self._common(found, known), found.generation + 1))
+                self._write(found.followed(lanes, self._common(found, known)))
 
     def _take(self, kind: int, end: float) -> None:
         while True:
@@ -72,7 +58,7 @@ class LaneCount:
                     ) from None
                 time.sleep(0.02)
 
-    def _read(self) -> Agreement | None:
+    def read(self) -> Agreement | None:
         try:
             return Agreement(**json.loads((self._folder / "lanes.json").read_bytes()))
         except FileNotFoundError:
@@ -81,33 +67,17 @@ class LaneCount:
             return None
 
     def _common(self, old: Agreement, known: str) -> str:
-        """The position that all old lanes hold, and none is above."""
         there = self._glance()
-        positions = set()
+        positions = []
         for lane in range(old.lanes):
-            header, position = there.get(lane, ({}, ""))
-            current = header.get("generation", 0) == old.generation
-            positions.add(position if current else old.start)
-        # A lane without news does not write, so it may be further than its journal says.
-        if max(positions) <= known:
-            return known
-        if len(positions) > 1:
-            were = "1 lane" if old.lanes == 1 else f"{old.lanes} lanes"
-            raise ConfigError(
-                f"{self._folder.parent} was written in {were}, which stand at different "
-                f"positions: run once with {were} to even them out, then change the number"
-            )
-        return positions.pop()
+            header, position = there.get(lane, ({"generation": -1}, ""))
+            positions.append(old.counts(position, header.get("generation", 0)))
+        return common(str(self._folder.parent), positions, known)
 
     def _write(self, agreement: Agreement) -> None:
-        content = {
-            "lanes": agreement.lanes,
-            "start": agreement.start,
-            "generation": agreement.generation,
-        }
         new = self._folder / "lanes.new"
         with new.open("w") as file:
-            json.dump(content, file)
+            json.dump(asdict(agreement), file)
             file.flush()
             if self._fsync:
                 os.fsync(file.fileno())

@@ -17,7 +17,7 @@ from ..events import Events
 from ..messages import Messages
 from .base import Lane, Sink, SinkFilter
 from .nats_client import Connection
-from .nats_frames import rows_of
+from .nats_frames import Rows, rows_of
 from .nats_login import Login, addresses, check_signing
 from .nats_stream import StreamWriter
 
@@ -88,22 +88,13 @@ class NatsSink(Sink):
             connection.close()
             connection = writer = None
         if connection is None:
-            name = f"dfc {lane.pipeline}/{self.id}/{lane.index}"
-            login = Login(self.username, self.password, self.token, self.credentials_file)
-            connection = Connection.open(self.url, login, name, self.connect_timeout_secs)
+            connection = self._connect(lane)
         self._connection, self._writer = connection, writer
         if self.stream is None:
             return ""
         try:
             if writer is None:
-                self._writer = writer = StreamWriter(
-                    connection,
-                    self.stream,
-                    self.id,
-                    lane,
-                    self.send_timeout_secs,
-                    self.batch_timeout_secs,
-                )
+                self._writer = writer = self._stream_writer(connection, self.stream, lane)
             return writer.open(lane.known)
         except BaseException:
             self.abort()
@@ -112,12 +103,12 @@ class NatsSink(Sink):
     def write(self, messages: Messages, events: Events) -> None:
         if len(events) == 0:
             return
-        connection, owner = self._opened(), f"{self._lane.pipeline}/{self.id}|"
+        connection = self._opened()
         if self._writer is not None:
-            self._writer.write(rows_of(messages, events, owner, self._writer.largest))
+            self._writer.write(self._rows(self._writer, messages, events))
             return
         largest = int(connection.info.get("max_payload", 1_048_576))
-        rows = rows_of(messages, events, owner, largest)
+        rows = rows_of(messages, events, f"{self._lane.pipeline}/{self.id}|", largest)
         data, _ = rows.frames(connection.inbox)
         end = time.monotonic() + self.batch_timeout_secs
         outcome = connection.publish_and_flush(data, self.send_timeout_secs, end)
@@ -128,10 +119,35 @@ class NatsSink(Sink):
                 "with `stream` set, JetStream keeps them"
             )
 
+    def _rows(self, writer: StreamWriter, messages: Messages, events: Events) -> Rows:
+        return rows_of(messages, events, writer.owner, writer.largest)
+
     def commit(self, position: str) -> None:
         self._opened()
         if self._writer is not None:
             self._writer.commit(position)
+
+    def redeliver(self, messages: Messages, events: Events, position: str, mark: str) -> None:
+        if self._writer is None:
+            self.write(messages, events)
+        else:
+            self._writer.redeliver(self._rows(self._writer, messages, events))
+
+    def redelivered(self) -> str:
+        # No mark is stored in one with the events. Which of them are there is seen, and those are
+        # left out when they come again.
+        if self._writer is not None:
+            self._writer.find_redelivered()
+        return ""
+
+    def move(self, pipeline: str, lanes: int, position: str) -> None:
+        if self.stream is not None:
+            lane = Lane(pipeline, 0, lanes)
+            connection = self._connect(lane)
+            try:
+                self._stream_writer(connection, self.stream, lane).move(position)
+            finally:
+                connection.close()
 
     def abort(self) -> None:
         # Answers to what was sent may still come, so the connection is of no use any more.
@@ -140,9 +156,20 @@ class NatsSink(Sink):
         self._connection = self._writer = None
 
     def close(self) -> None:
+        if self._writer is not None and self._writer.unfinished:
+            self.abort()  # the next writer has to look for what this one has put there
         if self._connection is not None:
             _KEPT[self._place()] = (self._connection, self._writer)
         self._connection = self._writer = None
+
+    def _connect(self, lane: Lane) -> Connection:
+        name = f"dfc {lane.pipeline}/{self.id}/{lane.index}"
+        login = Login(self.username, self.password, self.token, self.credentials_file)
+        return Connection.open(self.url, login, name, self.connect_timeout_secs)
+
+    def _stream_writer(self, connection: Connection, stream: str, lane: Lane) -> StreamWriter:
+        times = (self.send_timeout_secs, self.batch_timeout_secs)
+        return StreamWriter(connection, stream, self.id, lane, *times)
 
     def _opened(self) -> Connection:
         if self._connection is None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SinkError
+from ..errors import Barred, SinkError
 from .nats_login import Address, Login, addresses, login_for, read_credentials, sign
 
 # Messages and bytes that may be on their way without an acknowledgement.
@@ -48,7 +48,7 @@ class Reply:
 
 
 NO_RESPONDERS = 503
-_FORBIDDEN = -1
+FORBIDDEN = -1
 
 
 class Connection:
@@ -78,13 +78,14 @@ class Connection:
     def open(cls, url: str, login: Login, name: str, timeout: float) -> Connection:
         """The first server of the list that answers and takes the login."""
         servers = addresses(url)
-        failed = []
+        failed: list[SinkError] = []
         for address in servers:
             try:
                 return cls._open(address, login, name, timeout)
             except SinkError as error:
-                failed.append(str(error))
-        raise SinkError("; ".join(dict.fromkeys(failed)))
+                failed.append(error)
+        kind = Barred if all(isinstance(error, Barred) for error in failed) else SinkError
+        raise kind("; ".join(dict.fromkeys(map(str, failed))))
 
     @classmethod
     def _open(cls, address: Address, login: Login, name: str, timeout: float) -> Connection:
@@ -102,6 +103,8 @@ class Connection:
             connection._log_in(login_for(login, user, password), name, end)
         except BaseException as error:
             connection.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise Barred(f"{where}: {_why(error)}") from None
             if isinstance(error, OSError):
                 raise SinkError(f"{where}: {_why(error)}") from None
             raise
@@ -379,11 +382,11 @@ class Connection:
         if denied is not None:
             key = self._keys.get(denied.group(1).encode())
             if key is not None and key not in self._replies:
-                self._replies[key] = Reply({}, _FORBIDDEN, f"not allowed: {denied.group(1)}")
+                self._replies[key] = Reply({}, FORBIDDEN, f"not allowed: {denied.group(1)}")
                 return
-            raise SinkError(f"{self.where}: the login may not publish to {denied.group(1)}")
+            raise Barred(f"{self.where}: the login may not publish to {denied.group(1)}")
         if "authorization" in text.lower() or "authentication" in text.lower():
-            raise SinkError(f"{self.where} refuses the login: {text}")
+            raise Barred(f"{self.where} refuses the login: {text}")
         raise SinkError(f"{self.where}: {text}")
 
 

@@ -21,7 +21,7 @@ _SUBJECT = re.compile(r"[^\s\x00-\x20\x7f.*>]+(?:\.[^\s\x00-\x20\x7f.*>]+)*")
 # Requests to the server itself: an event whose text becomes a subject must not give it orders.
 _SERVERS_OWN = ("$JS.", "$SYS.", "$SRV.", "_INBOX.", "_R_.")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
-_NUMBERS: list[pa.Array] = [pa.array([], pa.string())]
+_NUMBERS: list[pa.Array] = [pa.nulls(0, pa.string())]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One lane's way into a JetStream stream, where every event is stored once, and in order.
 
-**Where the lane stands** is a record in the key-value bucket `dfc_positions`, under a key of its own:
+**Where the lane stands** is a record in a bucket (nats_bucket.py):
 the position of the last whole unit, and the sequence number of the stream behind it. The stream alone
 cannot tell: its messages may be gone (retention, limits, purging), and those of others lie between.
 
@@ -8,6 +8,9 @@ cannot tell: its messages may be gone (retention, limits, purging), and those of
 recorded number are read, and those of this sink are left out when their events come again. They are
 known by `Nats-Msg-Id`, which names pipeline, sink and event; JetStream's own look at that id ends with
 the stream's duplicate window, two minutes if nobody says otherwise.
+
+**Old events** that a replay stores lie behind what the record says only until the pipeline goes on. So the
+record also says behind which number the last of them were stored, for a replay that was cut off.
 
 **Order, and writers that should be dead.** The server takes the first message of a write only behind
 the number that the writer has seen last, and every other only behind its predecessor
@@ -24,45 +27,40 @@ read instead, backwards to the first of this sink at or below the position that 
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, SinkError
+from ..errors import Barred, ConfigError, SinkError
 from .base import Lane
-from .nats_client import NO_RESPONDERS, Connection, Reply
+from .nats_bucket import (
+    API,
+    NAME,
+    NO_MESSAGE,
+    NO_STREAM,
+    WRONG_LAST_SEQUENCE,
+    Bucket,
+    Record,
+    asked,
+    decoded,
+)
+from .nats_client import FORBIDDEN, NO_RESPONDERS, Connection, Reply
 from .nats_frames import Rows
 
-BUCKET = "dfc_positions"
-_KEPT_IN = f"KV_{BUCKET}"
-_API = "$JS.API.STREAM"
-_NO_MESSAGE, _NO_STREAM, _NAME_TAKEN = 10037, 10059, 10058
 _NO_JETSTREAM = (10039, 10076)
-_OTHER_STREAM, _WRONG_LAST_ID, _WRONG_LAST_SEQUENCE = 10060, 10070, 10071
+_OTHER_STREAM, _WRONG_LAST_ID = 10060, 10070
 _ASKED_AT_ONCE = 256
 _LOOKED_BACK = 10_000
 _SUBJECTS_KEPT = 100_000
 _FRESH_SECS = 30.0  # a record is written anew before a write that comes later than this
 _FRESH_SECS_AMONG_OTHERS = 0.1  # where the record alone stops a second writer
 _APART_SECS = 60.0  # how long others are let be, at first, before order is checked again
-
-
-@dataclass(frozen=True)
-class Record:
-    """Where a lane stands, as the bucket has it."""
-
-    position: str
-    sequence: int  # messages of the lane's whole units are not behind it
-    created: str  # when the stream was made: another one has other numbers
-    lasts_secs: float  # for so long after it the writer may have gone on without a new one
 
 
 @dataclass(frozen=True)
@@ -87,19 +85,18 @@ class StreamWriter:
     ) -> None:
         self.connection = connection
         self.stream = stream
-        self.owner = f"{lane.pipeline}/{sink}|"
+        self._lanes = lane.count
+        self._name = f"{lane.pipeline}/{sink}"
         self._patience = patience
         self._batch_secs = batch_secs
-        self._several = lane.count > 1
-        names = (stream, lane.pipeline, sink)
-        self._place = f"$KV.{BUCKET}." + ".".join(map(_token, names))
-        self._key = f"{self._place}.{lane.count}.{lane.index}"
-        self._bucket = True
+        self._bucket = Bucket(connection, stream, sink, lane, patience)
         self._recorded = 0  # number of the record in the bucket
         self._mine = False  # this writer has written it
         self._written = 0.0
         self._position = ""
         self._sequence = 0
+        self._epoch = 0
+        self._again: tuple[int, ...] = ()
         self._last = 0  # of the stream, as far as it was looked at
         self._created = ""
         self._found: dict[str, Found] = {}
@@ -111,27 +108,35 @@ class StreamWriter:
         self._stream_largest = -1
 
     @property
+    def owner(self) -> str:
+        """How the ids of its messages begin: those of before a move are no longer its own."""
+        return f"{self._name}/{self._epoch}|" if self._epoch else f"{self._name}|"
+
+    @property
     def largest(self) -> int:
         """Bytes of headers and content that a message may have."""
         server = int(self.connection.info.get("max_payload", 1_048_576))
         return server if self._stream_largest < 0 else min(server, self._stream_largest)
 
+    @property
+    def unfinished(self) -> bool:
+        """The stream has messages of a unit that is not recorded."""
+        return self._open_unit
+
     # --- opening -----------------------------------------------------------------------------
 
     def open(self, known: str) -> str:
         """The lane's position; `known` is the one that storage has."""
-        questions = [(f"{_API}.INFO.{self.stream}", b""), self._get(_KEPT_IN, last=self._key)]
-        about, kept = self.connection.ask(questions, self._patience)
-        state = self._look_at(about)
-        record, number = self._record_in(kept, int(about.value["config"].get("num_replicas", 1)))
+        state, kept = self._look()
+        record, number = self._bucket.read(kept, self._created)
         first = int(state["first_seq"])
         before, self._last = self._last, int(state["last_seq"])
         same = record is not None and number == self._recorded
-        if self._mine and (same if self._bucket else before == self._last):
+        if self._mine and (same if self._bucket.usable else before == self._last):
             return self._position  # nobody else has delivered for this lane
         if record is None or not same:
             self._recorded, self._mine, self._found = number, False, {}
-            self._check_other_lane_counts(known)
+            self._inherit(known)
         if record is None:
             self._look_back(known, first)
             begin = min((f.sequence for f in self._found.values()), default=self._last + 1)
@@ -147,19 +152,31 @@ class StreamWriter:
                 self._note(message)
         return self._position
 
+    def _look(self) -> tuple[dict[str, Any], Reply]:
+        """The stream's state, and what the bucket has for this lane."""
+        questions = [(f"{API}.INFO.{self.stream}", b""), self._bucket.question]
+        about, kept = self.connection.ask(questions, self._patience)
+        state = self._look_at(about)
+        if kept.code == NO_STREAM:
+            self._bucket.make(int(about.value["config"].get("num_replicas", 1)))
+        return state, kept
+
     def _look_at(self, about: Reply) -> dict[str, Any]:
-        if about.code == _NO_STREAM:
-            raise SinkError(
+        if about.code == NO_STREAM:
+            raise Barred(
                 f"stream `{self.stream}` does not exist on {self.connection.where}; "
                 f"make it: nats stream add {self.stream} --subjects '...'"
             )
         if about.code in (*_NO_JETSTREAM, NO_RESPONDERS):
-            raise SinkError(
+            # A server that has it may be without a leader for a moment.
+            passing = about.code == NO_RESPONDERS and self.connection.info.get("jetstream")
+            raise (SinkError if passing else Barred)(
                 f"{self.connection.where} has no JetStream for this login ({about.text}); "
                 "turn it on, or leave `stream` out"
             )
         if about.code:
-            raise SinkError(f"stream `{self.stream}`: {about.text}")
+            kind = Barred if about.code == FORBIDDEN else SinkError
+            raise kind(f"stream `{self.stream}`: {about.text}")
         config = about.value["config"]
         subjects = config.get("subjects") or [self.stream]
         self._subjects = re.compile("|".join(map(_pattern, subjects)))
@@ -170,82 +187,45 @@ class StreamWriter:
         state: dict[str, Any] = about.value["state"]
         return state
 
-    def _record_in(self, kept: Reply, replicas: int) -> tuple[Record | None, int]:
-        if kept.code == _NO_STREAM:
-            self._make_bucket(replicas)
-        elif kept.code == 0:
-            message = kept.value["message"]
-            record = Record(**json.loads(_decoded(message.get("data"))))
-            # One for an earlier stream of this name says nothing about this one.
-            return record if record.created == self._created else None, int(message["seq"])
-        elif kept.code != _NO_MESSAGE:
-            self._bucket = False
-        return None, 0
+    def _inherit(self, known: str) -> None:
+        """What the records of all lanes there were have to say to this one.
 
-    def _make_bucket(self, replicas: int) -> None:
-        config = {
-            "name": _KEPT_IN,
-            "description": "where the sinks of dfc stand",
-            "subjects": [f"$KV.{BUCKET}.>"],
-            "max_msgs_per_subject": 1,
-            "max_msgs": -1,
-            "max_bytes": -1,
-            "max_age": 0,
-            "max_msg_size": -1,
-            "max_consumers": -1,
-            "retention": "limits",
-            "discard": "new",
-            "storage": "file",
-            "num_replicas": replicas,
-            "allow_rollup_hdrs": True,
-            "deny_delete": True,
-            "allow_direct": True,
-        }
-        question = (f"{_API}.CREATE.{_KEPT_IN}", json.dumps(config).encode())
-        (made,) = self.connection.ask([question], self._patience)
-        self._bucket = made.code in (0, _NAME_TAKEN)
-
-    def _check_other_lane_counts(self, known: str) -> None:
-        """Refuses another number of lanes as long as one of the old ones is ahead of storage."""
-        if not self._bucket:
+        Refuses another number of lanes as long as one of the old ones is ahead of storage.
+        """
+        if not self._bucket.usable:
             return
-        wanted = json.dumps({"subjects_filter": f"{self._place}.>"}).encode()
-        (about,) = self.connection.ask([(f"{_API}.INFO.{_KEPT_IN}", wanted)], self._patience)
-        keys = (about.value.get("state") or {}).get("subjects") or {} if about.code == 0 else {}
-        prefix = self._key.rpartition(".")[0] + "."
-        others = sorted(key for key in keys if not key.startswith(prefix))
-        for key in others:
-            (kept,) = self.connection.ask([self._get(_KEPT_IN, last=key)], self._patience)
-            record, _ = self._record_in(kept, 1)
-            if record is not None and record.position > known:
+        newest = 0
+        for key, (record, number) in self._bucket.all(self._created).items():
+            if record is None:
+                continue
+            if self._bucket.is_of_others(key) and record.position > known:
                 count = key.split(".")[-2]
                 were = "1 lane" if count == "1" else f"{count} lanes"
                 raise ConfigError(
                     f"stream `{self.stream}` was written in {were}, which stand ahead of storage: "
                     f"run once with {were} to even them out, then change the number"
                 )
+            self._epoch = max(self._epoch, record.epoch)
+            if number > newest and key.endswith(".0"):  # the lane of replays
+                newest, self._again = number, record.again
 
     # --- what is in the stream ---------------------------------------------------------------
-
-    def _get(self, stream: str, *, seq: int = 0, last: str = "") -> tuple[str, bytes]:
-        wanted = {"seq": seq} if seq else {"last_by_subj": last}
-        return f"{_API}.MSG.GET.{stream}", json.dumps(wanted).encode()
 
     def _read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         """The messages with these numbers that are still there."""
         waiting = list(numbers)
         for begin in range(0, len(waiting), _ASKED_AT_ONCE):
             part = waiting[begin : begin + _ASKED_AT_ONCE]
-            questions = [self._get(self.stream, seq=number) for number in part]
+            questions = [asked(self.stream, seq=number) for number in part]
             for reply in self.connection.ask(questions, self._patience):
                 if reply.code == 0:
                     yield reply.value["message"]
-                elif reply.code != _NO_MESSAGE:
+                elif reply.code != NO_MESSAGE:
                     raise SinkError(f"stream `{self.stream}` cannot be read: {reply.text}")
 
     def _note(self, message: dict[str, Any]) -> str | None:
         """Keeps a message in mind if it is this sink's, and tells its position."""
-        headers = _decoded(message.get("hdrs"))
+        headers = decoded(message.get("hdrs"))
         identity = re.search(r"\r\nNats-Msg-Id: ([^\r]*)", headers)
         if identity is None or not identity.group(1).startswith(self.owner):
             return None
@@ -279,6 +259,21 @@ class StreamWriter:
             at = row + 1
         self._send(rows.slice(at, len(rows)), end)
 
+    def redeliver(self, rows: Rows) -> None:
+        """Stores old events; the record says first behind which number to look for them."""
+        begin = min((f.sequence - 1 for f in self._found.values()), default=self._last)
+        self._again = (min(begin, self._last),)
+        self._put(self._position, self._sequence)
+        self.write(rows)
+
+    def find_redelivered(self) -> None:
+        """What is there of the old events that were last stored is left out from now on."""
+        begin, end = (*self._again, self._last)[:2] if self._again else (self._last, self._last)
+        if not self._bucket.usable:
+            begin, end = max(self._last - _LOOKED_BACK, 0), self._last
+        for message in self._read(range(begin + 1, end + 1)):
+            self._note(message)
+
     def _strangers(self, rows: Rows) -> list[int]:
         """First rows of subjects that the stream does not name.
 
@@ -310,13 +305,13 @@ class StreamWriter:
             if not outcome.refused:
                 return
             row, (code, text) = min(outcome.refused.items())
-            if not checked or code not in (_WRONG_LAST_ID, _WRONG_LAST_SEQUENCE):
+            if not checked or code not in (_WRONG_LAST_ID, WRONG_LAST_SEQUENCE):
                 raise self._refusal(rows, row, code, text)
             self._look_for_others(before, set(rows.id.slice(0, row).to_pylist()))
             rows = rows.slice(row, len(rows))
 
     def _in_order(self) -> bool:
-        return not self._several and time.monotonic() >= self._apart_until
+        return self._lanes == 1 and time.monotonic() >= self._apart_until
 
     def _checks_order(self, rows: Rows) -> bool:
         if not self._in_order():
@@ -326,14 +321,14 @@ class StreamWriter:
 
     def _look_for_others(self, before: int, own: set[str]) -> None:
         """Somebody has written in between: if that is this sink, one of the two must stop."""
-        (about,) = self.connection.ask([(f"{_API}.INFO.{self.stream}", b"")], self._patience)
+        (about,) = self.connection.ask([(f"{API}.INFO.{self.stream}", b"")], self._patience)
         self._last = int(self._look_at(about)["last_seq"])
         ours = dict(self._found)
         self._found = {}
         for message in self._read(range(before + 1, self._last + 1)):
             self._note(message)
         if self._found.keys() - own:
-            raise SinkError(self._second_writer())
+            raise self._bucket.second_writer()
         self._found = ours
         self._apart_secs = min(max(self._apart_secs * 2, _APART_SECS), 3600)
         self._apart_until = time.monotonic() + self._apart_secs
@@ -354,13 +349,6 @@ class StreamWriter:
             )
         return SinkError(f"stream `{self.stream}` refuses a message to `{subject}`: {text}")
 
-    def _second_writer(self) -> str:
-        lane = self._key.rpartition(".")[2]
-        return (
-            f"another process delivers for lane {lane} of this sink to stream `{self.stream}`; "
-            "only one may"
-        )
-
     # --- the record --------------------------------------------------------------------------
 
     def commit(self, position: str) -> None:
@@ -371,6 +359,8 @@ class StreamWriter:
         self._found = {k: f for k, f in self._found.items() if f.position > position}
         pending = min((f.sequence for f in self._found.values()), default=self._last + 1)
         sequence = max(self._sequence, min(self._last, pending - 1))
+        if len(self._again) == 1:
+            self._again = (*self._again, self._last)
         self._put(position, sequence)
         self._position, self._sequence, self._open_unit = position, sequence, False
 
@@ -382,33 +372,32 @@ class StreamWriter:
 
     def _put(self, position: str, sequence: int) -> None:
         self._written, self._mine = time.monotonic(), True
-        if not self._bucket:
-            return
+        if self._bucket.usable:
+            self._recorded = self._bucket.put(self._record(position, sequence), self._recorded)
+
+    def _record(self, position: str, sequence: int) -> Record:
         lasts = _FRESH_SECS + self._batch_secs + 60
-        record = Record(position, sequence, self._created, lasts)
-        headers = f"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: {self._recorded}\r\n\r\n"
-        (kept,) = self.connection.ask(
-            [(self._key, json.dumps(asdict(record)).encode())], self._patience, headers.encode()
-        )
-        if kept.code == _WRONG_LAST_SEQUENCE:
-            raise SinkError(self._second_writer())
-        if kept.code:
-            raise SinkError(f"the position cannot be kept in bucket {BUCKET}: {kept.text}")
-        self._recorded = int(kept.value["seq"])
+        return Record(position, sequence, self._created, lasts, self._epoch, self._again)
 
-
-def _token(name: str) -> str:
-    """A name as one part of a key; what a key may not hold becomes =XX."""
-    return re.sub(rb"[^A-Za-z0-9_-]", lambda m: b"=%02X" % m.group()[0], name.encode()).decode()
+    def move(self, position: str) -> None:
+        """Puts all lanes there, of whatever number: their events are stored anew, under new ids."""
+        state, kept = self._look()
+        self._bucket.read(kept, self._created)
+        if not self._bucket.usable:
+            raise ConfigError(
+                f"this login cannot use bucket {NAME}, so what stream `{self.stream}` has cannot be "
+                "told from what is to come again: give the sink a new id"
+            )
+        there = self._bucket.all(self._created)
+        self._epoch = max((r.epoch for r, _ in there.values() if r is not None), default=0) + 1
+        lanes = {self._bucket.key_of(lane, self._lanes): (None, 0) for lane in range(self._lanes)}
+        for key, (_, number) in {**lanes, **there}.items():
+            self._bucket.put(self._record(position, int(state["last_seq"])), number, key)
 
 
 def _pattern(subject: str) -> str:
     words = {"*": r"[^.]+", ">": r".+"}
     return r"\.".join(words.get(token) or re.escape(token) for token in subject.split("."))
-
-
-def _decoded(text: str | None) -> str:
-    return base64.b64decode(text or "").decode(errors="replace")
 
 
 def _seconds(time_: str) -> float:

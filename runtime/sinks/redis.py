@@ -14,9 +14,9 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, RoutingError, SinkError
+from ..errors import Barred, ConfigError, SinkError
 from ..events import Events
-from ..messages import Messages, identity, routing_error
+from ..messages import Messages, check_destinations
 from .base import Lane, Sink, SinkFilter
 from .redis_address import connection, library, login_of, parse
 from .redis_entries import command, entries
@@ -27,6 +27,8 @@ from .redis_wire import Refused, Reply, Wire, good
 EARLY_BYTES = 8 << 20
 _USABLE = ("none", "stream")
 _LOGIN = ("NOAUTH", "WRONGPASS", "NOPERM")
+_REFUSES, _UNTRUSTED = "refuses this user", "its certificate is not trusted"
+_NOT_LET_IN = (_REFUSES, _UNTRUSTED)
 
 
 class RedisSink(Sink):
@@ -89,7 +91,7 @@ class RedisSink(Sink):
         count = len(events)
         if count == 0:
             return
-        self._note_streams(messages, events)
+        self._note_streams(messages, count)
         for data in entries(messages, events, self.maxlen):
             self._unit.append(data)
             self._bytes += len(data)
@@ -101,6 +103,24 @@ class RedisSink(Sink):
                 self._send(wire)
 
     def commit(self, position: str) -> None:
+        self._commit(position)
+
+    def redeliver(self, messages: Messages, events: Events, position: str, mark: str) -> None:
+        self.write(messages, events)
+        self._commit(position, mark)
+
+    def redelivered(self) -> str:
+        with self._guard():
+            _, place = self._opened()
+            return place.redelivered()
+
+    def move(self, pipeline: str, lanes: int, position: str) -> None:
+        with self._guard():
+            self._wire = self._connect()
+            Place(self._wire, self.id, Lane(pipeline, 0, lanes)).move(position)
+        self._disconnect()
+
+    def _commit(self, position: str, mark: str = "") -> None:
         if self._count == 0:
             # Nothing to hold for these events: the position goes down with the next that has.
             return
@@ -108,7 +128,7 @@ class RedisSink(Sink):
             wire, place = self._opened()
             wire.until(self.batch_timeout_secs)
             place.check()
-            last = [place.to(position), ("EXEC",), *place.look]
+            last = [place.to(position, mark), ("EXEC",), *place.look]
             self._unit.append(memoryview(b"".join(command(*words) for words in last)))
             self._send(wire)
             refused = wire.queued(self._count + 1)
@@ -119,7 +139,7 @@ class RedisSink(Sink):
             if done is False:
                 raise place.taken()
             if isinstance(done, Refused):
-                self._put_back(wire, place, done)
+                self._put_back(wire, place.back(bool(mark)), done)
             place.moved(position, looked)
             self._forget()
 
@@ -185,30 +205,20 @@ class RedisSink(Sink):
                 raise SinkError(f"the key `{stream}` holds a {kind.decode()}, not a stream")
             self._streams.add(stream)
 
-    def _put_back(self, wire: Wire, place: Place, failed: Refused) -> None:
+    def _put_back(self, wire: Wire, back: tuple[str, ...], failed: Refused) -> None:
         """Part of a transaction failed: comes again as a whole, rather than being lost in part."""
         streams = list(self._streams)
         # Watched since the transaction: a writer who has come behind it keeps what it has.
-        for reply in wire.ask(("MULTI",), place.back, ("EXEC",)):
+        for reply in wire.ask(("MULTI",), back, ("EXEC",)):
             good(reply)
         self._check_types(streams, wire.ask(*(("TYPE", stream) for stream in streams)))
         raise failed
 
-    def _note_streams(self, messages: Messages, events: Events) -> None:
+    def _note_streams(self, messages: Messages, count: int) -> None:
+        check_destinations(messages, count, _why_not)
         to = messages.to
-        names = pc.unique(to).to_pylist() if isinstance(to, pa.Array) else [to]
-        for name in names:
-            if not name:
-                column = messages.column("to", len(events))
-                row = pc.index(pc.equal(pc.fill_null(column, ""), ""), True).as_py()
-                if name is None:
-                    raise routing_error(events, row, self.id)
-                raise RoutingError(
-                    f"sink `{self.id}`: no destination for event {identity(events, row)}: "
-                    "the name of its stream is empty"
-                )
-            if name not in self._streams:
-                self._unknown[name] = None
+        names: list[str] = pc.unique(to).to_pylist() if isinstance(to, pa.Array) else [str(to)]
+        self._unknown |= dict.fromkeys(name for name in names if name not in self._streams)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
@@ -223,7 +233,12 @@ class RedisSink(Sink):
             where = f"redis at {parse(self.uri)}"
             if isinstance(error, ConfigError):
                 raise ConfigError(f"sink `{self.id}`: {where}: {why}") from None
-            raise SinkError(f"{where}: {why}") from None
+            kind = Barred if why.startswith(_NOT_LET_IN) else SinkError
+            raise kind(f"{where}: {why}") from None
+
+
+def _why_not(stream: str) -> str | None:
+    return None if stream else "the name of its stream is empty"
 
 
 def _explained(error: BaseException) -> str | None:
@@ -231,10 +246,12 @@ def _explained(error: BaseException) -> str | None:
     if isinstance(error, SinkError | ConfigError):
         return str(error)
     if isinstance(error, Refused):
-        return f"refuses this user: {error}" if error.code in _LOGIN else str(error)
+        return f"{_REFUSES}: {error}" if error.code in _LOGIN else str(error)
     redis = library()
     if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
-        return f"refuses this user: {error}"
+        return f"{_REFUSES}: {error}"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"{_UNTRUSTED}: {error}"
     if isinstance(error, TimeoutError | redis.TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError | redis.RedisError):

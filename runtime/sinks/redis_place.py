@@ -1,33 +1,22 @@
 """Where a lane of a Redis sink stands: two keys of the server that every transaction watches.
 
-One is the lane's own and holds its position. The other is shared and holds the number of lanes; when
-that changes rows go to other lanes, so it also says at which position that was, and own keys of an
-earlier generation count as standing there.
+One is the lane's own and holds its position. The other is shared and holds the agreement on the number
+of lanes.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from ..agreement import Agreement, common
 from ..errors import ConfigError, SinkError
 from .base import Lane
 from .redis_wire import Reply, Wire, good
 
 _ATTEMPTS = 20
 _FIELDS = ("position", "generation")
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """What holds for all lanes."""
-
-    lanes: int
-    start: str = ""
-    generation: int = 0
-
-    def text(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+_MARK = "redelivered"
 
 
 class Place:
@@ -50,7 +39,7 @@ class Place:
     def take(self) -> str:
         """The lane's position; from here on nobody else may move it."""
         for _ in range(_ATTEMPTS):
-            new = Agreement(self._lane.count).text()
+            new = _text(Agreement(self._lane.count))
             cluster, made, *looked = self._wire.ask(
                 ("INFO", "cluster"), ("SET", self._shared, new, "NX"), *self.look
             )
@@ -80,23 +69,22 @@ class Place:
         )
         _, shared, *lanes = [good(reply) for reply in replies]
         if _agreement(shared) == old:
-            start = self._common(old, {_position(reply, old) for reply in lanes})
-            new = Agreement(self._lane.count, start, old.generation + 1)
-            for reply in self._wire.ask(("MULTI",), ("SET", self._shared, new.text()), ("EXEC",)):
-                good(reply)
+            there = [_position(reply, old) for reply in lanes]
+            self._follow(old, common("it", there, self._lane.known))
 
-    def _common(self, old: Agreement, positions: set[str]) -> str:
-        """The position that all old lanes hold, and none is above."""
-        # A lane without news does not write, so it may be further than its key says.
-        if max(positions) <= self._lane.known:
-            return self._lane.known
-        if len(positions) > 1:
-            were = "1 lane" if old.lanes == 1 else f"{old.lanes} lanes"
-            raise ConfigError(
-                f"the streams were written in {were}, which stand at different positions: "
-                f"run once with {were} to even them out, then change the number"
-            )
-        return positions.pop()
+    def _follow(self, old: Agreement, start: str) -> bool:
+        """Whether nothing that is watched has moved meanwhile."""
+        new = _text(old.followed(self._lane.count, start))
+        replies = self._wire.ask(("MULTI",), ("SET", self._shared, new), ("EXEC",))
+        return [good(reply) for reply in replies][-1] is not None
+
+    def move(self, position: str) -> None:
+        """Puts all lanes there: by an agreement that follows, no own key counts any more."""
+        for _ in range(_ATTEMPTS):
+            _, found = self._wire.ask(("WATCH", self._shared), ("GET", self._shared))
+            if self._follow(_agreement(good(found)) or Agreement(self._lane.count), position):
+                return
+        raise SinkError("another process keeps changing the number of lanes")
 
     # --- moving it -----------------------------------------------------------------------------
 
@@ -109,13 +97,23 @@ class Place:
             ("HMGET", self._own, *_FIELDS),
         ]
 
-    def to(self, position: str) -> tuple[str, ...]:
-        """The command that moves it."""
-        return ("HSET", self._own, "position", position, "generation", self._generation)
+    def to(self, position: str, mark: str = "") -> tuple[str, ...]:
+        """The command that moves it; `mark` is that of a unit of old events."""
+        place = ("HSET", self._own, "position", position, "generation", self._generation)
+        return (*place, _MARK, mark) if mark else place
 
-    @property
-    def back(self) -> tuple[str, ...]:
-        return self.to(self.position) if self.position else ("DEL", self._own)
+    def back(self, marked: bool) -> tuple[str, ...]:
+        """The command that undoes it, and the mark that came with it."""
+        if not self.position:
+            return ("DEL", self._own)
+        return (*self.to(self.position), _MARK, "") if marked else self.to(self.position)
+
+    def redelivered(self) -> str:
+        """The mark of the last unit of old events."""
+        (reply,) = self._wire.ask(("HMGET", self._own, _MARK))
+        marks = good(reply)
+        assert isinstance(marks, list)
+        return bytes(marks[0] or b"").decode()
 
     @property
     def _generation(self) -> str:
@@ -137,6 +135,10 @@ class Place:
         return SinkError(f"another writer has moved on from position {self.position or '(none)'}")
 
 
+def _text(agreement: Agreement) -> str:
+    return json.dumps(asdict(agreement), separators=(",", ":"))
+
+
 def _agreement(reply: Reply) -> Agreement | None:
     if not isinstance(reply, bytes):
         return None
@@ -149,6 +151,6 @@ def _agreement(reply: Reply) -> Agreement | None:
 def _position(reply: Reply, agreement: Agreement) -> str:
     assert isinstance(reply, list)
     position, generation = reply
-    if position is None or generation != str(agreement.generation).encode():
+    if position is None:
         return agreement.start
-    return bytes(position).decode()
+    return agreement.counts(bytes(position).decode(), int(generation))

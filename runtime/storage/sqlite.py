@@ -1,7 +1,4 @@
-"""State in one SQLite file: values with an expiry, logs, versioned slots and queues.
-
-Several processes may have the file open at once; each call is one transaction.
-"""
+"""State in one SQLite file, which several processes may have open at once."""
 
 from __future__ import annotations
 
@@ -9,11 +6,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import TakenOver
+from ..errors import StorageError, TakenOver
+from .base import SlotGuard
+
+BUSY_SECS = 5.0  # how long a call waits for other processes
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS df_kv (
@@ -36,6 +36,12 @@ _NAMES = """
 ALTER TABLE df_queue ADD COLUMN name TEXT;
 CREATE UNIQUE INDEX df_queue_name ON df_queue (ns, key, name) WHERE name IS NOT NULL
 """
+# SQLite's words, where ours say more.
+_HELP = {
+    "database is locked": f"another process has locked it for more than {BUSY_SECS:.0f} s",
+    "attempt to write a readonly database": "the file, or its folder, is read-only",
+    "unable to open database file": "the file cannot be opened, nor made",
+}
 
 
 def _now() -> int:
@@ -43,17 +49,26 @@ def _now() -> int:
 
 
 class SqliteStorage:
-    """One connection behind a lock: Spark calls back in threads of its own."""
+    """A Backend. One connection behind a lock: Spark calls back in threads of its own."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # Made before SQLite opens it, so that it never exists with wider rights; its -wal and
-        # -shm files take over the mode.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA busy_timeout = 5000")
+        with self._guarded():
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            # Made before SQLite opens it, so that it never exists with wider rights; its -wal and
+            # -shm files take over the mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._db = sqlite3.connect(
+                self.path, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         # Every commit is synced: a source cleans up behind the positions kept here, so one that
         # a power cut takes back would ask for changes that are gone.
@@ -71,22 +86,36 @@ class SqliteStorage:
             self._db.close()
 
     @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            raise StorageError(f"storage {self.path}: {_HELP.get(why, why)}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._guarded():
+            yield self._db
+
+    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, self._guarded():
             # IMMEDIATE: a writer waits for the others here instead of failing half way.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     # --- values --------------------------------------------------------------------------
 
     def get(self, ns: str, key: str) -> bytes | None:
-        with self._lock:
-            row = self._db.execute(
+        with self._reading() as db:
+            row = db.execute(
                 "SELECT val FROM df_kv WHERE ns = ? AND key = ?"
                 " AND (expires_at IS NULL OR expires_at > ?)",
                 (ns, key, _now()),
@@ -101,9 +130,9 @@ class SqliteStorage:
         ns: str,
         values: Mapping[str, bytes],
         ttl_secs: int | None = None,
-        guard: tuple[str, str, str] | None = None,
+        guard: SlotGuard | None = None,
+        gone: Collection[str] = (),
     ) -> None:
-        """All of them or none; with a guard, only while that slot's state still names its token."""
         now = _now()
         expires = None if ttl_secs is None else now + ttl_secs
         with self._transaction() as db:
@@ -119,15 +148,16 @@ class SqliteStorage:
                 " expires_at = excluded.expires_at",
                 [(ns, key, value, now, expires) for key, value in values.items()],
             )
+            db.executemany(
+                "DELETE FROM df_kv WHERE ns = ? AND key = ?", [(ns, key) for key in gone]
+            )
 
     def delete(self, ns: str, key: str) -> None:
-        with self._transaction() as db:
-            db.execute("DELETE FROM df_kv WHERE ns = ? AND key = ?", (ns, key))
+        self.put_all(ns, {}, gone=(key,))
 
     def items(self, ns: str, prefix: str = "") -> dict[str, bytes]:
-        """Live values whose key starts with `prefix`, in order of key."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._reading() as db:
+            rows = db.execute(
                 "SELECT key, val FROM df_kv WHERE ns = ? AND substr(key, 1, ?) = ?"
                 " AND (expires_at IS NULL OR expires_at > ?) ORDER BY key",
                 (ns, len(prefix), prefix, _now()),
@@ -135,14 +165,12 @@ class SqliteStorage:
         return {key: bytes(value) for key, value in rows}
 
     def sweep(self) -> int:
-        """Removes what has expired; returns how many values that were."""
         with self._transaction() as db:
             return db.execute("DELETE FROM df_kv WHERE expires_at <= ?", (_now(),)).rowcount
 
     # --- logs ----------------------------------------------------------------------------
 
     def append(self, ns: str, key: str, value: bytes) -> int:
-        """Adds to a log; returns the entry's sequence number."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO df_log (ns, key, val, ts) VALUES (?, ?, ?, ?)",
@@ -153,9 +181,8 @@ class SqliteStorage:
     def since(
         self, ns: str, key: str, seq: int = 0, limit: int = 1_000_000
     ) -> list[tuple[int, bytes]]:
-        """Entries of a log behind `seq`."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._reading() as db:
+            rows = db.execute(
                 "SELECT seq, val FROM df_log WHERE ns = ? AND key = ? AND seq > ?"
                 " ORDER BY seq LIMIT ?",
                 (ns, key, seq, limit),
@@ -165,15 +192,13 @@ class SqliteStorage:
     # --- slots ---------------------------------------------------------------------------
 
     def slot(self, ns: str, key: str) -> tuple[int, bytes] | None:
-        """Version and state, or None."""
-        with self._lock:
-            row = self._db.execute(
+        with self._reading() as db:
+            row = db.execute(
                 "SELECT version, state FROM df_slot WHERE ns = ? AND key = ?", (ns, key)
             ).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
 
     def swap(self, ns: str, key: str, version: int, state: bytes) -> bool:
-        """Replaces the state when it still has `version` (0: none yet); the next one is higher."""
         with self._transaction() as db:
             if version == 0:
                 cursor = db.execute(
@@ -191,32 +216,40 @@ class SqliteStorage:
     # --- queues --------------------------------------------------------------------------
 
     def push(self, ns: str, key: str, value: bytes, name: str | None = None) -> int:
-        """Adds an entry, and returns its id; one whose name is there already is left as it is."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO df_queue (ns, key, val, ts, name) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT DO NOTHING",
                 (ns, key, value, _now(), name),
             )
-            return int(cursor.lastrowid or 0)
-
-    def holds(self, ns: str, key: str, name: str) -> bool:
-        """Whether the queue has an entry of this name."""
-        with self._lock:
-            row = self._db.execute(
-                "SELECT 1 FROM df_queue WHERE ns = ? AND key = ? AND name = ?", (ns, key, name)
+            if cursor.rowcount == 1:
+                return int(cursor.lastrowid or 0)
+            row = db.execute(
+                "SELECT id FROM df_queue WHERE ns = ? AND key = ? AND name = ?", (ns, key, name)
             ).fetchone()
-        return row is not None
+            return int(row[0])
 
-    def drop_older(self, ns: str, key: str, than: int) -> int:
-        """Removes entries from before this time, in seconds; returns how many."""
+    def push_all(self, ns: str, key: str, entries: Mapping[str, bytes]) -> None:
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT INTO df_queue (ns, key, val, ts, name) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                [(ns, key, value, _now(), name) for name, value in entries.items()],
+            )
+
+    def held(self, ns: str, key: str, names: Sequence[str]) -> set[str]:
+        sql = "SELECT 1 FROM df_queue WHERE ns = ? AND key = ? AND name = ?"
+        with self._reading() as db:
+            return {name for name in names if db.execute(sql, (ns, key, name)).fetchone()}
+
+    def drop_older(self, ns: str, key: str, secs: int) -> int:
         with self._transaction() as db:
             return db.execute(
-                "DELETE FROM df_queue WHERE ns = ? AND key = ? AND ts < ?", (ns, key, than)
+                "DELETE FROM df_queue WHERE ns = ? AND key = ? AND ts < ?",
+                (ns, key, _now() - secs),
             ).rowcount
 
     def remove(self, ns: str, key: str, ids: Sequence[int]) -> int:
-        """Removes these entries; returns how many there were."""
         with self._transaction() as db:
             return sum(
                 db.execute(
@@ -226,30 +259,27 @@ class SqliteStorage:
             )
 
     def peek(self, ns: str, key: str, limit: int = 100) -> list[tuple[int, bytes]]:
-        """The oldest entries, which stay in the queue."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._reading() as db:
+            rows = db.execute(
                 "SELECT id, val FROM df_queue WHERE ns = ? AND key = ? ORDER BY id LIMIT ?",
                 (ns, key, limit),
             ).fetchall()
         return [(int(number), bytes(value)) for number, value in rows]
 
     def ack(self, ns: str, key: str, up_to: int) -> int:
-        """Removes the entries up to this id; returns how many."""
         with self._transaction() as db:
             return db.execute(
                 "DELETE FROM df_queue WHERE ns = ? AND key = ? AND id <= ?", (ns, key, up_to)
             ).rowcount
 
     def count(self, ns: str, key: str) -> int:
-        with self._lock:
-            row = self._db.execute(
+        with self._reading() as db:
+            row = db.execute(
                 "SELECT count(*) FROM df_queue WHERE ns = ? AND key = ?", (ns, key)
             ).fetchone()
         return int(row[0])
 
     def drop_oldest(self, ns: str, key: str, number: int = 1) -> int:
-        """Removes so many of the oldest entries; returns how many there were."""
         with self._transaction() as db:
             return db.execute(
                 "DELETE FROM df_queue WHERE id IN (SELECT id FROM df_queue"
