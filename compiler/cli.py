@@ -18,8 +18,12 @@ from typing import Any, NoReturn
 from . import Spec, __version__, emit_job, plan_pipeline
 from .diagnostics import MOST, Diagnostics, Enough, quote
 from .parse import MAX_BYTES
-from .plan import Plan, PostgresSource, keeps_position, spelled
+from .plan import Plan, PostgresSource, spelled
 from .span import Span
+
+# Flags that say which storage, for jobs and for the commands that look into it.
+_NEED_JOB = ("status", "replay", "reset", "set")
+_STORAGE = ("storage", "storage_backend", "storage_path", "storage_dsn")
 
 
 class UsageError(Exception):
@@ -140,9 +144,9 @@ def _start(arguments: argparse.Namespace, spec: Spec, plan: Plan, *flags: str) -
     job = Path(".dfc") / f"{plan.name}.job.py"
     _write(job, emit_job(plan, spec))
     words = [flag for flag in ("--once", "--dry-run", "--verbose") if _given(arguments, flag)]
-    for name in ("master", "storage"):
-        if value := getattr(arguments, name):
-            words += [f"--{name}", value]
+    for name in ("master", *_STORAGE):
+        if (value := getattr(arguments, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", value]
     for setting in arguments.conf:
         words += ["--conf", setting]
     sys.stdout.flush()
@@ -158,9 +162,8 @@ def _test(arguments: argparse.Namespace) -> int:
         raise UsageError("`dfc test` reads fixtures next to a spec: give a file or a folder")
     if arguments.record is not None:
         return _record(arguments)
-    given = [
-        flag for flag in ("--once", "--master", "--storage", "--conf") if _given(arguments, flag)
-    ]
+    flags = ["--once", "--master", "--conf", *(f"--{n.replace('_', '-')}" for n in _STORAGE)]
+    given = [flag for flag in flags if _given(arguments, flag)]
     if given:
         raise UsageError(f"{', '.join(given)}: only for --record, a replay starts no Spark")
     plans = _plans(arguments, side_by_side=False)  # offline nothing is shared
@@ -217,30 +220,41 @@ def _admin(arguments: argparse.Namespace) -> int:
     from importlib.util import find_spec
     from subprocess import run
 
-    plans = _plans(arguments, side_by_side=False)
+    plans = _plans(arguments, side_by_side=False, diagnostics_json=False)
     if len(plans) != 1:
         raise UsageError(f"this takes one pipeline, not {len(plans)}")
     if find_spec("dfc_runtime") is None:
         raise UsageError("this needs the runtime: install dfc with its `run` extra")
+    if arguments.request == "replay" and not (arguments.ids or arguments.all or arguments.sink):
+        raise UsageError("which letters? --id N, --sink ID or --all")
+    if arguments.request == "replay" and arguments.ids and arguments.all:
+        raise UsageError("--id names some letters and --all means all: give one of them")
     if not getattr(arguments, "yes", True):
-        raise UsageError("this changes what the next run delivers, or removes events: add --yes")
-    _, plan = plans[0]
+        raise UsageError(
+            "this removes events for good: add --yes"
+            if arguments.request == "purge"
+            else "back from where it stands, a sink gets events a second time, exactly once or not, "
+            "and forward it never gets some: add --yes"
+        )
+    spec, plan = plans[0]
     request = {
         name: getattr(arguments, name)
-        for name in ("sink", "position", "limit", "id", "ids")
+        for name in ("sink", "position", "limit", "id", "ids", "json", "dry_run")
         if hasattr(arguments, name)
     }
     request |= {
         "command": arguments.request,
         "pipeline": plan.name,
+        "tenant": plan.tenant,
+        "job": emit_job(plan, spec) if arguments.request in _NEED_JOB else "",
         "source": plan.source.id,
         "backend": plan.storage.backend,
         "path": spelled(plan.storage.path),
+        "dsn": spelled(plan.storage.dsn) if plan.storage.dsn else None,
+        "flags": {name: getattr(arguments, name) for name in _STORAGE},
         "lanes": plan.lanes.count,
-        "sinks": [{"id": sink.id, "own_position": keeps_position(sink)} for sink in plan.sinks],
+        "sinks": [sink.id for sink in plan.sinks],
     }
-    if arguments.storage:
-        request["backend"], _, request["path"] = arguments.storage.partition(":")
     sys.stdout.flush()
     command = [sys.executable, "-P", "-m", "dfc_runtime.admin"]
     return run(command, input=json.dumps(request).encode()).returncode
@@ -281,6 +295,15 @@ def _schema(arguments: argparse.Namespace) -> int:
 
     sys.stdout.write(files("dfc.schemas").joinpath("pipeline.schema.json").read_text("utf-8"))
     return 0
+
+
+def _warm_up(arguments: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+    from subprocess import run
+
+    if find_spec("dfc_runtime") is None or find_spec("pyspark") is None:
+        raise UsageError("this needs Spark: install dfc with its `run` extra")
+    return run([sys.executable, "-P", "-m", "dfc_runtime.archive"]).returncode
 
 
 def _version(arguments: argparse.Namespace) -> int:
@@ -437,17 +460,31 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="write nothing; exit 1 if PATH is not up to date"
     )
 
+    def storage_flags(sub: argparse._ActionsContainer) -> None:
+        sub.add_argument(
+            "--storage",
+            metavar="WHERE",
+            help="sqlite:PATH, memory or postgres:DSN, instead of the spec's `storage`",
+        )
+        kinds = ("sqlite", "memory", "postgres")
+        sub.add_argument(
+            "--storage-backend", metavar="KIND", choices=kinds, help=f"one of {', '.join(kinds)}"
+        )
+        sub.add_argument("--storage-path", metavar="PATH", help="file of the sqlite backend")
+        sub.add_argument(
+            "--storage-dsn",
+            metavar="DSN",
+            help="database of the postgres backend; '${NAME}' (in quotes) keeps the password out of "
+            "the command line",
+        )
+
     def job_flags(sub: argparse._ActionsContainer) -> None:
         sub.add_argument("--once", action="store_true", help="drain what is there and stop")
         sub.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
         sub.add_argument(
             "--conf", action="append", default=[], metavar="K=V", help="a Spark setting; repeatable"
         )
-        sub.add_argument(
-            "--storage",
-            metavar="WHERE",
-            help="sqlite:PATH or memory, instead of the spec's `storage`",
-        )
+        storage_flags(sub)
 
     sub = command("run", _run, "compile a spec and run it on Spark", "one")
     sub.add_argument(
@@ -484,11 +521,17 @@ def _parser() -> argparse.ArgumentParser:
         sub: argparse.ArgumentParser = under.add_parser(name, help=help, description=help)
         sub.set_defaults(command=_admin, request=request)
         sub.add_argument("specs", nargs=1, metavar="SPEC", help="the pipeline's YAML file")
-        sub.add_argument("--storage", metavar="WHERE", help="sqlite:PATH instead of the spec's")
+        storage_flags(sub)
         sub.add_argument("--allow-literal-secrets", action="store_true", help=argparse.SUPPRESS)
         return sub
 
-    admin("status", "status", "show who runs a pipeline, and where its sinks stand")
+    sub = admin("status", "status", "show who runs a pipeline, and where its sinks stand")
+    sub.description = (
+        "Shows who runs a pipeline, how many dead letters it has, and for each sink its position, how "
+        "long ago that was saved, the age of the last event it got, and how far it is behind the "
+        "source, which is asked for it."
+    )
+    sub.add_argument("--json", action="store_true", help="the same for machines")
 
     def group(name: str, help: str) -> Any:
         sub = commands.add_parser(name, help=help, description=help)
@@ -508,12 +551,28 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--position", metavar="TEXT", required=True, help="as `list` shows it")
         sub.add_argument("--yes", action="store_true", help="do it")
 
-    letters = group("dlq", "look at and clear the dead letter queue")
+    letters = group("dlq", "look at, replay and clear the dead letter queue")
     sub = admin("list", "letters", "list dead letters, the oldest first", letters)
     sub.add_argument("--sink", metavar="ID", help="only of this sink or processor")
     sub.add_argument("--limit", type=int, default=50, metavar="N", help="so many (default: 50)")
     sub = admin("show", "letter", "print one dead letter with its event", letters)
     sub.add_argument("id", type=int, metavar="ID", help="as `list` shows it")
+    sub = admin("replay", "replay", "deliver dead letters again", letters)
+    sub.description = (
+        "Delivers dead letters again, the oldest first, through the pipeline as it is now: processors, "
+        "routing, envelope. What a processor could not take goes to all sinks, what a sink could not "
+        "take to that sink. Letters that are delivered leave the queue, the others stay with their "
+        "new error. The pipeline must not be running."
+    )
+    sub.add_argument(
+        "--id", dest="ids", type=int, nargs="+", action="extend", default=[], metavar="N",
+        help="these letters, by the ids that `list` shows",
+    )  # fmt: skip
+    sub.add_argument("--all", action="store_true", help="all of them")
+    sub.add_argument("--sink", metavar="ID", help="only of this sink or processor")
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print what each sink would get; change nothing"
+    )
     sub = admin("purge", "purge", "remove dead letters for good", letters)
     sub.add_argument("ids", type=int, nargs="*", metavar="ID", help="these; all when none is named")
     sub.add_argument("--yes", action="store_true", help="do it")
@@ -526,6 +585,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="the changes as JSON")
     sub.add_argument("--check", action="store_true", help="exit 1 if a change breaks consumers")
 
+    command(
+        "warm-up", _warm_up,
+        "keep Spark's Java classes as they are in memory, once on a machine: jobs then start sooner",
+    )  # fmt: skip
     command("version", _version, "print the version")
     return parser
 

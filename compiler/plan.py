@@ -322,19 +322,6 @@ class FileSink:
 Sink = KafkaSink | RedisSink | NatsSink | ConsoleSink | FileSink
 
 
-def keeps_position(sink: Sink) -> bool:
-    """Whether a sink holds its position together with its data, and so goes by that."""
-    match sink:
-        case FileSink() | RedisSink():
-            return True
-        case KafkaSink():
-            return sink.exactly_once
-        case NatsSink():
-            return sink.stream is not None
-        case _:
-            return False
-
-
 def kind_of(node: Source | Processor | Sink) -> str:
     """The `type` that a spec writes for it."""
     return type(node).__name__.removesuffix("Source").removesuffix("Sink").lower()

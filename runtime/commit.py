@@ -1,50 +1,27 @@
-"""The commit policy, and what happens with the acks of an epoch on the driver."""
+"""What happens with the acks of an epoch on the driver."""
 
 from __future__ import annotations
 
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from .deliver import SOURCE_ROW, STANDING, Standing, standing_text
-from .errors import ConfigError, ProcessorError
+from .errors import ConfigError, Ended, StorageError
 from .ledger import read
+from .policy import CommitPolicy
 from .positions import Positions
 
 _UNTIL_CHANGED = (
     "; the sink gets nothing from there on until the pipeline is changed and started again"
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPolicy:
-    """Whose acknowledgements let the source move on, and how many of them it takes."""
-
-    mode: str
-    sinks: tuple[str, ...]
-    needed: int
-
-    @classmethod
-    def required(cls, *sinks: str) -> CommitPolicy:
-        """Every sink named here, which are the required ones."""
-        return cls("required", sinks, len(sinks))
-
-    @classmethod
-    def all(cls, *sinks: str) -> CommitPolicy:
-        """Every sink of the pipeline."""
-        return cls("all", sinks, len(sinks))
-
-    @classmethod
-    def quorum(cls, needed: int, *sinks: str) -> CommitPolicy:
-        """Any `needed` of these sinks."""
-        return cls("quorum", sinks, needed)
-
-    def met(self, acknowledged: Iterable[str]) -> bool:
-        return len(set(self.sinks) & set(acknowledged)) >= self.needed
+# How long a sink that the policy can do without may hold up the others. More each time it has been
+# left behind, or a batch that takes it longer would be begun again and again.
+_PATIENCE, _MOST_PATIENCE = 2.0, 64.0
 
 
 class Reporter(Protocol):
@@ -80,6 +57,7 @@ class Settle:
         reporter: Reporter,
         stop: threading.Event,
         ceiling: Callable[[], str | None] = lambda: None,
+        patient: bool = False,
     ) -> None:
         self.policy = policy
         self.positions = positions
@@ -87,9 +65,13 @@ class Settle:
         self.reporter = reporter
         self.stop = stop
         self.ceiling = ceiling
+        self.patient = patient  # nothing comes behind this epoch that would have to wait
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
         self.stuck: set[str] = set()  # those whose failure will not go away by itself
+        self._patience: dict[str, float] = {}  # of those that were left behind, for the next time
         self.busy = False
+        self.blocked = False  # the epoch has failed at least once, and is tried again
+        self.cut = False  # whoever watches has given up waiting for the attempt under way
         self._said: set[str] = set()  # warnings that come once
         self._settled = ""  # end of the furthest epoch: what comes again is not counted again
         self.stopped = False  # gave up an epoch because a stop was asked for
@@ -98,11 +80,13 @@ class Settle:
         self.busy = True
         try:
             self._settle(acks)
-        except Stopped:
-            self.stopped = True
+        except Exception as error:
+            if self.cut or isinstance(error, Stopped):
+                self.stopped = True
+                raise Stopped from None
             raise
         finally:
-            self.busy = False
+            self.busy = self.blocked = False
 
     def _settle(self, acks: Any) -> None:
         pause = _FIRST_PAUSE
@@ -113,12 +97,13 @@ class Settle:
             working = [sink for sink in self.sinks if sink not in failed]
             if self.policy.met(working):
                 break
+            self.blocked = True
             self.reporter.blocked({s: r for s, r in failed.items() if s in self.policy.sinks})
             if not self.policy.met(set(self.sinks) - self.stuck):
                 # Nothing to wait for but somebody who changes the pipeline: no haste.
                 pause = _LONGEST_PAUSE
             # Jitter keeps jobs that lost the same sink from coming back all at once.
-            if self.stop.wait(pause * random.uniform(0.8, 1.2)):
+            if self.stop.wait(pause * random.uniform(0.8, 1.2)) or self.cut:
                 raise Stopped
             pause = min(pause * 2, _LONGEST_PAUSE)
         self.reporter.unblocked()
@@ -126,6 +111,7 @@ class Settle:
             if sink not in self.away:
                 # It has missed events, so it must not take later ones: that would hide the gap.
                 self.away[sink] = f"left behind: {why}"
+                self._patience[sink] = min(self._patience_for(sink) * 2, _MOST_PATIENCE)
                 self.reporter.away(sink, why)
         done = [row for row in rows if row["sink"] == SOURCE_ROW]
         times = [row["ts_ms"] for row in done if row["ts_ms"] is not None]
@@ -140,12 +126,22 @@ class Settle:
     def _collect(self, acks: Any) -> list[Any]:
         """Runs the epoch: the one action there may be, since each delivers once more."""
         standing = {
-            sink: Standing(self.positions.of(sink), self.away.get(sink)) for sink in self.sinks
+            sink: Standing(
+                self.positions.of(sink),
+                self.away.get(sink),
+                None if self.patient else self._patience_for(sink),
+            )
+            for sink in self.sinks
         }
         standing[SOURCE_ROW] = Standing((self._settled,) * self.positions.lanes)
         # A job property reaches the tasks on any cluster, and is read anew for every attempt.
-        acks.sparkSession.sparkContext.setLocalProperty(STANDING, standing_text(standing))
+        acks.sparkSession.sparkContext.setLocalProperty(
+            STANDING, standing_text(standing, self.policy)
+        )
         return list(acks.collect())
+
+    def _patience_for(self, sink: str) -> float:
+        return self._patience.get(sink, _PATIENCE)
 
     def _read_ledgers(self, rows: list[Any]) -> dict[tuple[str, str], int]:
         """Says what the processors had to say; their counts are good once the epoch is settled."""
@@ -156,7 +152,7 @@ class Settle:
                     counts[key] = counts.get(key, 0) + number
         for row in rows:
             if row["sink"] == SOURCE_ROW and row["error"] is not None:
-                raise ProcessorError(row["error"])
+                raise Ended(row["error"])
         return counts
 
     def _take(self, rows: list[Any]) -> dict[str, str]:
@@ -164,6 +160,7 @@ class Settle:
         failed: dict[str, str] = {}
         positions: dict[tuple[str, int], str] = {}
         events: dict[tuple[str, int], int] = {}
+        times: dict[tuple[str, int], int | None] = {}
         source = [row for row in rows if row["sink"] == SOURCE_ROW]
         end = max((row["position"] for row in source), default="")
         if any(row["error"] is not None for row in source):
@@ -174,6 +171,7 @@ class Settle:
                 continue
             key = (row["sink"], row["lane"])
             positions[key], events[key] = row["position"], row["events"]
+            times[key] = row["ts_ms"]
             if row["error"] is not None:
                 why = row["error"]
                 if row["lasting"]:
@@ -187,11 +185,43 @@ class Settle:
         sys.stdout.flush()
         for sink, lane in positions:
             if sink not in failed:
+                # Whatever it could not do before, it has done now.
+                self.stuck.discard(sink)
+                if events[sink, lane]:
+                    self._patience.pop(sink, None)
                 # An epoch ends with a whole transaction in every lane, so a lane without events
                 # stands at its end too; else it would hold back the start of the next run.
                 positions[sink, lane] = max(positions[sink, lane], end)
-        self.positions.advance(positions, events)
+        self._save(positions, events, times)
         return failed
+
+    def _save(
+        self,
+        positions: dict[tuple[str, int], str],
+        events: dict[tuple[str, int], int],
+        times: dict[tuple[str, int], int | None],
+    ) -> None:
+        """Keeps the positions, and waits while storage is away.
+
+        Nothing goes on meanwhile: a sink without a position of its own would repeat all of it
+        after a crash, and not only this epoch.
+        """
+        pause, said = _FIRST_PAUSE, ""
+        save: Callable[[], None] = partial(self.positions.advance, positions, events, times)
+        while True:
+            try:
+                save()
+                break
+            except StorageError as error:
+                if str(error) != said:
+                    said = str(error)
+                    self.reporter.say("warning", "waiting for storage", reason=said)
+            save = self.positions.save
+            if self.stop.wait(pause * random.uniform(0.8, 1.2)):
+                raise Stopped
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        if said:
+            self.reporter.say("info", "storage is back")
 
     def _check_source(self, rows: list[Any], end: str) -> None:
         """Refuses a source that never had what a sink holds: its events would be taken for old.
@@ -209,5 +239,5 @@ class Settle:
                     f"sink `{row['sink']}` stands at {row['position']}, which is ahead of the "
                     f"source ({limit}): the source was restored, or made anew, and its events "
                     "would be taken for ones that the sink has; give the sink a new folder or "
-                    "destination, and a new id"
+                    "destination, and a new id, or reset it (dfc checkpoint reset)"
                 )

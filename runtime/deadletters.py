@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .columns import native
-from .errors import SinkError
+from .errors import SinkError, StorageError
 from .events import Events
 from .ledger import DeadLetter
 from .messages import identity
-from .storage import SqliteStorage
+from .storage import Backend, Storage
 
 NAMESPACE = "dlq"
 
@@ -36,49 +36,56 @@ class DeadLetters:
     """One pipeline's queue, as the tasks see it; it travels to them with the job."""
 
     journal: Journal
-    path: str  # of the storage
+    storage: Storage
     pipeline: str
 
     def put(self, letters: Sequence[DeadLetter]) -> None:
-        """Keeps them durably; raises SinkError when the queue is full and waits for room."""
-        storage = SqliteStorage(self.path)
+        """Keeps them durably; raises SinkError when the queue is full and waits for room, or when
+        storage is away."""
+        named = {_name(letter): letter for letter in letters}
         try:
-            for letter in letters:
-                self._put(storage, letter)
-        finally:
-            storage.close()
+            storage = self.storage.open()
+            try:
+                there = storage.held(NAMESPACE, self.pipeline, list(named))  # and come again
+                if new := {name: letter for name, letter in named.items() if name not in there}:
+                    self._put(storage, new)
+            finally:
+                storage.close()
+        except StorageError as error:
+            raise SinkError(f"no dead letter can be kept: {error}") from error
 
-    def _put(self, storage: SqliteStorage, letter: DeadLetter) -> None:
-        events, journal, key = letter.events, self.journal, self.pipeline
-        name = f"{letter.where}/{identity(events, 0)}"
-        if storage.holds(NAMESPACE, key, name):
-            return  # it comes again
-        if journal.max_age_secs:
-            storage.drop_older(NAMESPACE, key, int(time.time()) - journal.max_age_secs)
-        about = {"at": letter.where, "event_id": identity(events, 0), "reason": letter.error}
-        if storage.count(NAMESPACE, key) >= journal.max_entries:
-            match journal.overflow_policy:
-                case "block":
-                    raise SinkError(
-                        f"the dead letter queue is full ({journal.max_entries} letters) and this "
-                        f"event has no place in it: {letter.error}; make room with `dfc dlq purge`"
-                    )
-                case "reject":
-                    events.ledger.count(letter.where, "dead_letters_refused", events.position)
-                    events.ledger.say("error", "dead letter refused: the queue is full", **about)
-                    return
-                case _:
-                    storage.drop_oldest(NAMESPACE, key)
-                    events.ledger.say("warning", "the oldest dead letter made room for a new one")
-        storage.push(NAMESPACE, key, self._entry(letter).encode(), name=name)
-        events.ledger.count(letter.where, "dead_lettered", events.position)
-        events.ledger.say("warning", "dead letter", **about)
+    def _put(self, storage: Backend, new: dict[str, DeadLetter]) -> None:
+        journal, key, names = self.journal, self.pipeline, list(new)
+        say = new[names[0]].events.ledger.say
+        secs = journal.max_age_secs
+        if secs and (dropped := storage.drop_older(NAMESPACE, key, secs)):
+            say("warning", "dead letters were too old, and are gone", count=dropped)
+        room = max(journal.max_entries - storage.count(NAMESPACE, key), 0)
+        waits = journal.overflow_policy != "drop_oldest"
+        kept = names[:room] if waits else names
+        storage.push_all(NAMESPACE, key, {name: self._entry(new[name]).encode() for name in kept})
+        for name in kept:
+            _say(new[name], "dead_lettered", "warning", "dead letter")
+        if not waits and len(names) > room:
+            dropped = storage.drop_oldest(NAMESPACE, key, len(names) - room)
+            say("warning", "the oldest dead letters made room for new ones", count=dropped)
+        for name in names[len(kept) :]:
+            if journal.overflow_policy == "block":
+                raise SinkError(
+                    f"the dead letter queue is full ({journal.max_entries} letters) and this event "
+                    f"has no place in it: {new[name].error}; make room with `dfc dlq purge`"
+                )
+            what = "dead letter refused: the queue is full"
+            _say(new[name], "dead_letters_refused", "error", what)
 
     def _entry(self, letter: DeadLetter) -> str:
         events = letter.events
         text = native(events)[0].as_py()
+        # As the source gave it, so that it can go through the processors again.
+        row = events.origin(0)
         truncated = len(text.encode()) > self.journal.max_event_bytes
         if truncated:
+            row = None
             text = native(events.with_columns(before=None, after=None))[0].as_py()
         head = {
             "timestamp": int(time.time()),
@@ -96,7 +103,18 @@ class DeadLetters:
             },
         }
         # The event's own text, not a reading of it.
-        return json.dumps(head, ensure_ascii=False)[:-1] + f', "event": {text}}}'
+        ending = f', "row": {json.dumps(row, ensure_ascii=False)}}}' if row is not None else "}"
+        return json.dumps(head, ensure_ascii=False)[:-1] + f', "event": {text}{ending}'
+
+
+def _name(letter: DeadLetter) -> str:
+    return f"{letter.where}/{identity(letter.events, 0)}"
+
+
+def _say(letter: DeadLetter, count: str, level: str, what: str) -> None:
+    ledger, events = letter.events.ledger, letter.events
+    ledger.count(letter.where, count, events.position)
+    ledger.say(level, what, at=letter.where, event_id=identity(events, 0), reason=letter.error)
 
 
 def letters_of(

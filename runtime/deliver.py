@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .batch import Batch, Cutter, Piece, sizes
-from .deadletters import DeadLetters, letters_of
-from .errors import DfcError, ProcessorError, Rejected, RoutingError, SinkError
+from .abreast import Abreast
+from .batch import Batch, Cutter, sizes
+from .deadletters import DeadLetters
+from .errors import ConfigError, DfcError, Fenced, ProcessorError, SinkError, reason
 from .events import SEGMENT, Events
+from .lean import without_pandas
 from .ledger import Ledger
-from .messages import Messages, identity, routing_error
+from .outlet import Outlet, behind
+from .policy import CommitPolicy
 from .sinks.base import Lane, Sink
 
 ACKS = (
@@ -50,153 +51,19 @@ class Standing:
 
     positions: tuple[str, ...]  # by lane
     away: str | None = None  # why the sink takes no part in this epoch
+    patience: float | None = None  # how long it may hold others up once there are enough of them
 
 
-def standing_text(sinks: dict[str, Standing]) -> str:
-    return json.dumps({name: [s.positions, s.away] for name, s in sinks.items()})
+def standing_text(sinks: dict[str, Standing], policy: CommitPolicy) -> str:
+    return json.dumps([{name: astuple(s) for name, s in sinks.items()}, astuple(policy)])
 
 
-def standing_of(text: str | None) -> dict[str, Standing]:
-    known = json.loads(text) if text else {}
-    return {name: Standing(tuple(positions), away) for name, (positions, away) in known.items()}
-
-
-@dataclass
-class Outlet:
-    """One sink in one task: what it has taken, and the error that took it out of the epoch."""
-
-    sink: Sink
-    lane: Lane
-    position: str
-    error: str | None = None
-    dead: DeadLetters | None = None  # where events go that the sink can never take
-    lasting: bool = False
-    events: int = 0
-    bytes: int = 0
-    ts_ms: int | None = None
-    opened: bool = False
-    _unit: tuple[int, int, int | None] = field(default=(0, 0, None))
-
-    def open(self) -> None:
-        if self.error is None:
-            with self._guard():
-                self.position = max(self.sink.open(self.lane), self.position)
-                self.opened = True
-
-    def deliver(self, events: Events, pieces: Sequence[Piece]) -> None:
-        """Writes the events above the own position, and commits at the ends of units."""
-        if self.error is None:
-            with self._guard():
-                self._deliver(events, pieces)
-
-    def commit(self, position: str) -> None:
-        if self.error is None and position > self.position:
-            with self._guard():
-                self._commit(position)
-
-    def tick(self) -> None:
-        if self.error is None:
-            with self._guard():
-                self.sink.tick()
-
-    def close(self) -> None:
-        if self.opened:
-            self.opened = False
-            with contextlib.suppress(Exception):
-                self.sink.close()
-
-    def _deliver(self, events: Events, pieces: Sequence[Piece]) -> None:
-        live = events.slice(_behind(events.position, self.position), len(events))
-        if self.sink.filter is not None:
-            live = self.sink.filter.apply(live)
-        messages = self.sink.messages(live) if len(live) else None
-        if messages is not None and self.dead is not None:
-            messages, live = self._routed(messages, live)
-        count = len(live)
-        unrouted = messages.unrouted(count) if messages is not None else 0
-        weights = sizes(live.batch) if count else None
-        at = 0
-        for piece in pieces:
-            stop = count if piece.position is None else _behind(live.position, piece.position)
-            if messages is not None and stop > at:
-                if unrouted < stop:
-                    raise routing_error(live, unrouted, self.sink.id)
-                self._write(messages.slice(at, stop), live.slice(at, stop))
-                done, size, ts_ms = self._unit
-                if live.has("ts_ms"):
-                    ts_ms = live.ts_ms[stop - 1].as_py()
-                assert weights is not None
-                self._unit = (done + stop - at, size + int(weights[at:stop].sum()), ts_ms)
-            at = max(at, stop)
-            if piece.position is not None and piece.position > self.position:
-                self._commit(piece.position)
-
-    def _routed(self, messages: Messages, events: Events) -> tuple[Messages, Events]:
-        """Without the events that have no destination, which become dead letters."""
-        assert self.dead is not None
-        if messages.unrouted(len(events)) == len(events):
-            return messages, events
-        lost = pc.is_null(messages.column("to", len(events)))
-        rows = [row for row, is_lost in enumerate(lost.to_pylist()) if is_lost]
-        errors = [str(routing_error(events, row, self.sink.id)) for row in rows]
-        self.dead.put(letters_of(events, rows, self.sink.id, "routing error", errors))
-        kept = pc.invert(lost)
-        return messages.where(kept), events.where(kept)
-
-    def _write(self, messages: Messages, events: Events) -> None:
-        while len(events):
-            try:
-                self.sink.write(messages, events)
-                return
-            except Rejected as error:
-                named = {
-                    row: f"sink `{self.sink.id}`: event {identity(events, row)}: {why}"
-                    for row, why in error.rows.items()
-                }
-                if self.dead is None:
-                    raise Rejected(named) from None
-                rows, errors = list(named), list(named.values())
-                self.dead.put(letters_of(events, rows, self.sink.id, "rejected", errors))
-                kept = pa.array([row not in named for row in range(len(events))], pa.bool_())
-                messages, events = messages.where(kept), events.where(kept)
-
-    def _commit(self, position: str) -> None:
-        self.sink.commit(position)
-        self.position = position
-        done, size, ts_ms = self._unit
-        self.events += done
-        self.bytes += size
-        self.ts_ms = self.ts_ms if ts_ms is None else ts_ms
-        self._unit = (0, 0, None)
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """One sink's failure is its own: it is noted, and the others go on."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, DfcError) and not isinstance(error, SinkError | RoutingError):
-                raise  # the job itself is wrong, and trying again will not mend it
-            self.error = reason(error, self.sink.secrets)
-            # The same event has the same destination next time, which is none, or the same size.
-            self.lasting = isinstance(error, RoutingError | Rejected)
-            if self.opened:
-                with contextlib.suppress(Exception):
-                    self.sink.abort()
-
-    def ack(self) -> dict[str, Any]:
-        output = self.sink.output() if self.opened else None
-        return {
-            "sink": self.sink.id,
-            "lane": self.lane.index,
-            "position": self.position,
-            "events": self.events,
-            "bytes": self.bytes,
-            "ts_ms": self.ts_ms,
-            "output": output,
-            "error": self.error,
-            "lasting": self.lasting,
-        }
+def standing_of(text: str | None) -> tuple[dict[str, Standing], CommitPolicy | None]:
+    if not text:
+        return {}, None
+    known, (mode, names, needed) = json.loads(text)
+    sinks = {name: Standing(tuple(at), *rest) for name, (at, *rest) in known.items()}
+    return sinks, CommitPolicy(mode, tuple(names), needed)
 
 
 @dataclass(frozen=True)
@@ -210,34 +77,32 @@ class Delivery:
     sinks: tuple[Sink, ...]
     batch: Batch
     dead: DeadLetters | None = None
+    sink_deadline_secs: float | None = None  # how long a sink may take for a batch
 
     def run(
-        self, batches: Iterator[pa.RecordBatch], lane: int, standing: dict[str, Standing]
+        self,
+        batches: Iterator[pa.RecordBatch],
+        lane: int,
+        standing: dict[str, Standing],
+        policy: CommitPolicy | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Delivers one lane's share of an epoch, and gives the acks when it is through."""
         outlets = []
         for sink in self.sinks:
             known = standing.get(sink.id, Standing(("",) * self.lanes))
             where = Lane(self.pipeline, lane, self.lanes, known.positions[lane])
-            outlets.append(Outlet(sink, where, known.positions[lane], known.away, self.dead))
+            outlets.append(
+                Outlet(sink, where, known.positions[lane], known.away, self.dead, known.patience)
+            )
         counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
         read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
+        # What ends the job is told by way of the ack: Spark would run the task again and again, to the
+        # same end, and what was said before would be lost.
         ledger, failure = Ledger(counted), None
-        # Sinks wait for networks and disks: each in a thread of its own they wait at the same time.
-        pool = ThreadPoolExecutor(len(outlets), "dfc-sink") if len(outlets) > 1 else None
-
-        def abreast(step: Callable[..., None], *arguments: Any) -> None:
-            if pool is None:
-                for outlet in outlets:
-                    step(outlet, *arguments)
-                return
-            steps = [pool.submit(step, outlet, *arguments) for outlet in outlets]
-            wait(steps)  # all of them, before one that failed is heard
-            for one in steps:
-                one.result()
-
+        enough = policy.met if policy is not None else lambda through: False
+        abreast = Abreast(outlets, self.batch.max_inflight, self.sink_deadline_secs, enough)
         try:
-            abreast(Outlet.open)
+            abreast.each(Outlet.open)
             cutter = Cutter(self.batch)
             for rows in batches:
                 if rows.num_rows == 0:
@@ -250,24 +115,21 @@ class Delivery:
                 try:
                     events = self._processed(rows, lowest, ledger)
                 except ProcessorError as error:
-                    # Told by way of the ack: Spark would run the task again, to the same end, and
-                    # what was said before would be lost.
                     failure = reason(error)
                     break
                 except SinkError as error:  # there is no room for a dead letter
-                    for outlet in outlets:
-                        outlet.error = outlet.error or reason(error)
+                    abreast.each(Outlet.fail, error)
                     continue
-                abreast(Outlet.deliver, events, pieces)
+                abreast.deliver(events, pieces)
             last = cutter.finish()
             if last is not None and failure is None:
-                abreast(Outlet.commit, last)
-            abreast(Outlet.tick)
-            acks = [outlet.ack() for outlet in outlets]
+                abreast.each(Outlet.commit, last)
+            abreast.each(Outlet.tick)
+        except (ConfigError, Fenced) as error:
+            failure = reason(error)
         finally:
-            abreast(Outlet.close)
-            if pool is not None:
-                pool.shutdown()
+            acks = [outlet.ack() for outlet in outlets]
+            abreast.close()
         acks.append(
             {"sink": SOURCE_ROW, "lane": lane, "error": failure, "ledger": ledger.text(), **read}
         )
@@ -276,7 +138,7 @@ class Delivery:
     def _processed(self, rows: pa.RecordBatch, lowest: str, ledger: Ledger) -> Events:
         """The events above every sink's position, through the processors, in log order."""
         events = Events(rows, pipeline=self.pipeline, tenant=self.tenant, ledger=ledger)
-        events = events.slice(_behind(events.position, lowest), len(events))
+        events = events.slice(behind(events.position, lowest), len(events))
         if len(events) == 0:
             return events
         result = through(self.process, events)
@@ -294,10 +156,11 @@ class Delivery:
         def deliver(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
 
+            without_pandas()
             context = TaskContext.get()
             assert context is not None
-            standing = standing_of(context.getLocalProperty(STANDING))
-            return self.run(unpacked(batches), context.partitionId(), standing)
+            standing, policy = standing_of(context.getLocalProperty(STANDING))
+            return self.run(unpacked(batches), context.partitionId(), standing, policy)
 
         return deliver
 
@@ -342,35 +205,10 @@ def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     yield from stream
 
 
-def reason(error: BaseException, secrets: Sequence[str] = ()) -> str:
-    """An exception as one line, without the texts that must not be shown."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, DfcError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, "***")
-    return text
-
-
-def _behind(positions: pa.Array, position: str) -> int:
-    """How many of the sorted positions are at or before this one."""
-    if len(positions) == 0 or positions[0].as_py() > position:
-        return 0
-    low, high = 1, len(positions)
-    while low < high:
-        middle = (low + high) // 2
-        if positions[middle].as_py() > position:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def _count(read: dict[str, Any], rows: pa.RecordBatch, counted: str) -> None:
     """Adds up what is new: events up to `counted` were settled before, and come once more."""
     positions = rows.column("position")
-    new = _behind(positions, counted)
+    new = behind(positions, counted)
     read["events"] += rows.num_rows - new
     read["bytes"] += int(sizes(rows)[new:].sum())
     read["position"] = positions[rows.num_rows - 1].as_py()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class DfcError(Exception):
     """Any failure that one line explains; the job prints that line instead of a traceback."""
@@ -23,6 +25,10 @@ class MissingEnv(ConfigError):
         return MissingEnv, (self.names,)
 
 
+class WrongUsage(ConfigError):
+    """Flags that contradict each other: exit code 2."""
+
+
 class TakenOver(DfcError):
     """Another runner has the pipeline now; this one must not go on."""
 
@@ -32,6 +38,10 @@ class TakenOver(DfcError):
 
     def __reduce__(self) -> tuple[type[TakenOver], tuple[str]]:
         return TakenOver, (self.pipeline,)
+
+
+class StorageError(DfcError):
+    """Storage cannot be reached or used for now; what was to be kept is not, or nobody knows."""
 
 
 class Unavailable(DfcError):
@@ -46,8 +56,20 @@ class ProcessorError(DfcError):
     """A processor failed; nothing is delivered past it."""
 
 
+class Ended(DfcError):
+    """A task has met what it cannot go on with: the words are its own."""
+
+
 class SinkError(DfcError):
     """A sink refused or could not be reached; its text must not hold secrets."""
+
+
+class Barred(SinkError):
+    """A sink that lets nobody in until a person mends it: a login, a right, a missing stream.
+
+    At the start of a job this ends it. Later it is tried again as any other failure: passwords and
+    rights are changed while jobs run.
+    """
 
 
 class Fenced(DfcError):
@@ -66,3 +88,14 @@ class Rejected(SinkError):
 
     def __reduce__(self) -> tuple[type[Rejected], tuple[dict[int, str]]]:
         return Rejected, (self.rows,)
+
+
+def reason(error: BaseException, secrets: Sequence[str] = ()) -> str:
+    """An exception as one line, without the texts that must not be shown."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, DfcError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return text

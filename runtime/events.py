@@ -37,6 +37,9 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
 # The one column of a DataFrame whose rows stand for whole segments of events.
 SEGMENT = "segment"
 
+# `schema` of an event that a source marks as an outbox message.
+OUTBOX_MARK = "__outbox"
+
 # A source that has none of these does not carry them as columns of nulls.
 SPARSE_COLUMNS = frozenset({"schema", "transaction", "tx_id", "schema_sequence", "ddl"})
 
@@ -148,7 +151,16 @@ class Routing:
 class Events:
     """Wraps a record batch; every method gives new Events and leaves this one as it is."""
 
-    __slots__ = ("_documents", "_values", "batch", "ledger", "pipeline", "replaced", "tenant")
+    __slots__ = (
+        "_documents",
+        "_values",
+        "batch",
+        "came",
+        "ledger",
+        "pipeline",
+        "replaced",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -158,8 +170,10 @@ class Events:
         tenant: str | None = None,
         replaced: frozenset[str] = frozenset(),
         ledger: Ledger | None = None,
+        came: pa.RecordBatch | None = None,
     ) -> None:
         self.batch = batch
+        self.came = batch if came is None else came  # all of it, as the source gave it
         self.ledger = Ledger() if ledger is None else ledger  # one for all Events made of these
         self.pipeline = pipeline
         self.tenant = tenant or None
@@ -260,7 +274,16 @@ class Events:
             tenant=self.tenant,
             replaced=self.replaced if replaced is None else replaced,
             ledger=self.ledger,
+            came=self.came,
         )
+
+    def origin(self, row: int) -> dict[str, Any] | None:
+        """The source's own columns of an event, or of the one it was made from; None if unknown."""
+        if not self.has("position"):
+            return None
+        at = pc.index(self.came.column("position"), self.position[row]).as_py()
+        columns = self.came.slice(at, 1).to_pylist()[0] if at >= 0 else {}
+        return {name: value for name, value in columns.items() if value is not None} or None
 
     # --- columns by name ---------------------------------------------------------------------
 

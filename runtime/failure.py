@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .deliver import reason
-from .errors import DfcError
+from .errors import DfcError, reason
 
 # The last line of a Python traceback: a dotted exception name and its text.
 _RAISED = re.compile(
@@ -25,12 +24,38 @@ def _java_is_gone(error: BaseException) -> bool:
     return broken or isinstance(error, ConnectionError) or "SparkContext was shut down" in text
 
 
+# What Spark says of a source whose Python process was killed (nothing, or what the socket said), or did
+# not get around to answering within ten seconds.
+_LOST = re.compile(
+    r"^\[STREAM_FAILED\].* terminated with exception: *"
+    r"(|Python worker failed to connect back\.?|Broken pipe|Connection reset|Socket closed)"
+    r" *(SQLSTATE: \w+)?$"
+)
+
+
+def source_is_lost(error: BaseException) -> bool:
+    """Whether a query ended because the process that reads the source is gone."""
+    if type(error).__name__ != "StreamingQueryException" or _java_is_gone(error):
+        return False
+    return _LOST.match((str(error).splitlines() or [""])[0]) is not None
+
+
+_WORKERS_LOST = re.compile(
+    r"failed (\d+) times, most recent failure: .*?"
+    r"(?:Python worker (?:exited|failed to connect)|ExecutorLostFailure|Broken pipe|Connection reset)"
+)
+
+
 def failure_line(error: BaseException) -> str:
     """What went wrong, for somebody who has not written this program."""
     if isinstance(error, DfcError):
         return reason(error)
     if _java_is_gone(error):
         return "Java has ended; it may have run out of memory, or been killed"
+    if source_is_lost(error):
+        return "the process that reads the source has ended, or did not start within 10 s"
+    if lost := _WORKERS_LOST.search(str(error)):
+        return f"a task has lost its worker {lost[1]} times: the workers were killed, or found no memory"
     lines = str(error).splitlines()
     ours = [match.group(1) for line in lines if (match := _OURS.match(line))]
     if ours:

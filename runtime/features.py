@@ -9,15 +9,22 @@ from .errors import ConfigError, DfcError, Unavailable
 from .scripts.sandbox import check_engine
 
 BUILT = frozenset(
-    {"dfc_turso", "filter", "flatten", "outbox", "javascript", "javascript_v8", "journal"}
+    {
+        "dfc_mysql",
+        "dfc_postgres",
+        "dfc_turso",
+        "filter",
+        "flatten",
+        "outbox",
+        "javascript",
+        "javascript_v8",
+        "journal",
+    }
 )
 _LATER = {
-    "dfc_mysql": "the mysql source",
-    "dfc_postgres": "the postgres source",
     "turso_native": "`cdc_mode: native`",
     "turso_remote": "reading remote Turso databases",
     "schema_sensing": "`schema_sensing`",
-    "sink_batch_deadline_secs": "`sink_batch_deadline_secs`",
     "connection_policy": "`connection_policy`",
 }
 

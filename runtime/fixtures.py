@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from .columns import native
 from .errors import ConfigError
-from .events import EVENT_COLUMNS, MADE_COLUMNS, Events, arrow_schema
+from .events import EVENT_COLUMNS, MADE_COLUMNS, OUTBOX_MARK, Events, arrow_schema
 from .messages import Messages
 from .patterns import matches, selected
 
@@ -28,7 +28,6 @@ _VERSION = "dfc-test"  # not the runtime's own: a new release must not change wh
 _CONNECTORS = {"mysql": "mysql", "postgres": "postgresql", "turso": "turso"}
 _ROW_IDS = {"mysql": "myrow", "postgres": "pgrow", "turso": "tsrow"}
 _OPS = {"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
-_OUTBOX = "__outbox"
 
 _text_or_blank = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+')
 _blank = re.compile(r"[ \t\r\n]*").match
@@ -317,9 +316,9 @@ def _split(name: str, op: str, origin: Origin, wrong: list[str]) -> tuple[str, s
         case "turso", [table] | ["main", table]:
             return "main", None, table
         case "mysql", [db, table]:
-            return db, _OUTBOX if outbox else None, table
+            return db, OUTBOX_MARK if outbox else None, table
         case "postgres", _ if outbox:  # a message of the log, whose prefix stands for the table
-            return "postgres", _OUTBOX, name
+            return "postgres", OUTBOX_MARK, name
         case "postgres", [table]:
             return "postgres", "public", table
         case "postgres", [schema, table]:

@@ -10,6 +10,13 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .kernels.sha256 import hashed, hashed_pieces
 
 _DOMAIN = b"DeltaForge.EventId.v1\0"
 _CLASSES = {"myrow": 1, "pgrow": 2, "snap": 3, "ddl": 4, "msg": 5, "syn": 6, "tsrow": 7}
@@ -27,8 +34,21 @@ def _text(value: str) -> bytes:
 
 
 def _id(kind: str, coordinates: bytes) -> str:
-    digest = hashlib.sha256(_DOMAIN + bytes([_CLASSES[kind]]) + coordinates).hexdigest()
+    digest = hashlib.sha256(_head(kind) + coordinates).hexdigest()
     return f"dfid:v1:{kind}:{digest[:32]}"
+
+
+def _head(kind: str) -> bytes:
+    return _DOMAIN + bytes([_CLASSES[kind]])
+
+
+def _numbers(*fields: Any) -> Any:
+    """Types and columns by turns, as the bytes of each row."""
+    kinds, columns = fields[::2], fields[1::2]
+    made = np.empty(len(columns[0]), [(str(at), kind) for at, kind in enumerate(kinds)])
+    for at, column in enumerate(columns):
+        made[str(at)] = column
+    return made.view(np.uint8).reshape(len(made), made.itemsize)
 
 
 def parse(event_id: str) -> tuple[str, bytes]:
@@ -51,13 +71,50 @@ def mysql_row_without_gtid(server_id: int, file: str, position: int, row: int) -
     )
 
 
+def mysql_rows(source: uuid.UUID, numbers: Any, positions: Any, rows: Any) -> pa.Array:
+    """The same for arrays: rows of transactions that one server made."""
+    head = _head("myrow") + b"\1" + source.bytes
+    return hashed("dfid:v1:myrow:", head, _numbers(">u8", numbers, ">u8", positions, ">u4", rows))
+
+
+def mysql_rows_without_gtid(server_id: int, file: str, positions: Any, rows: Any) -> pa.Array:
+    head = _head("myrow") + b"\0" + struct.pack(">I", server_id) + _text(file)
+    return hashed("dfid:v1:myrow:", head, _numbers(">u8", positions, ">u4", rows))
+
+
 def postgres_row(system_id: int, final_lsn: int, relation: int, ordinal: int) -> str:
     return _id("pgrow", struct.pack(">QQII", system_id, final_lsn, relation, ordinal))
+
+
+def postgres_rows(system_id: int, lsns: Any, relations: Any, ordinals: Any) -> pa.Array:
+    """The same for arrays of changes."""
+    head = _head("pgrow") + struct.pack(">Q", system_id)
+    tail = _numbers(">u8", lsns, ">u4", relations, ">u4", ordinals)
+    return hashed("dfid:v1:pgrow:", head, tail)
 
 
 def snapshot_row(generation: int, db: str, table: str, key: Sequence[str]) -> str:
     head = struct.pack(">Q", generation) + _text(db) + _text(table)
     return _id("snap", head + struct.pack(">H", len(key)) + b"".join(map(_text, key)))
+
+
+def snapshot_rows(generation: int, db: str, table: str, key: Sequence[pa.Array]) -> pa.Array:
+    """The same for whole columns of the key, texts without nulls."""
+    head = _head("snap") + struct.pack(">Q", generation) + _text(db) + _text(table)
+    parts = []
+    for column in key:
+        sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
+        if len(sizes) and int(sizes.max()) > 0xFFFF:
+            raise ValueError("a coordinate of an event id is longer than 65535 bytes")
+        size = pa.py_buffer(sizes.astype(">u2").tobytes())
+        parts.append(pa.Array.from_buffers(pa.binary(2), len(sizes), [None, size]))
+        parts.append(column)
+    parts = [part.cast(pa.binary()).cast(pa.large_binary()) for part in parts]
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    _, ends, data = joined.buffers()
+    places = np.frombuffer(ends, np.int64)[joined.offset : joined.offset + len(joined) + 1]
+    head += struct.pack(">H", len(key))
+    return hashed_pieces("dfid:v1:snap:", head, np.frombuffer(data or b"", np.uint8), places)
 
 
 def postgres_lineage(system_id: int) -> Lineage:
@@ -96,7 +153,7 @@ def turso_row(source_id: str, change_id: int) -> str:
 
 def turso_rows(source_id: str, change_ids: Iterable[int]) -> list[str]:
     """The same for many changes, with what they share hashed once."""
-    shared = hashlib.sha256(_DOMAIN + bytes([_CLASSES["tsrow"]]) + _text(source_id))
+    shared = hashlib.sha256(_head("tsrow") + _text(source_id))
     made, pack = [], struct.Struct(">Q").pack
     for change_id in change_ids:
         digest = shared.copy()

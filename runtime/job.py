@@ -18,21 +18,24 @@ import pyarrow as pa
 
 from . import session as spark_session
 from .batch import Batch
-from .commit import CommitPolicy, Settle
+from .commit import Settle
 from .deadletters import DeadLetters, Journal
 from .deliver import Delivery, Process
-from .env import Env
-from .errors import ConfigError, DfcError, MissingEnv, TakenOver
+from .env import Env, expand
+from .errors import ConfigError, DfcError, MissingEnv, TakenOver, WrongUsage
 from .events import EVENT_COLUMNS, Events
 from .failure import failure_line
 from .features import check_all, check_needs
 from .lease import Lease
+from .policy import CommitPolicy
 from .positions import Positions
 from .progress import progress_for
 from .record import Recording, record_sink
+from .roll_call import roll_call
 from .scratch import Scratch
 from .sinks import DryRunSink, Lane, Sink
-from .storage import SqliteStorage, Storage
+from .storage import Backend, Storage
+from .storage.flags import add_flags, chosen
 from .watch import Watch
 
 _FAILED, _USAGE = 1, 2
@@ -63,6 +66,7 @@ class Job:
         lanes: int = 1,
         lane_key: str = "",
         journal: Journal | None = None,
+        sink_batch_deadline_secs: int | None = None,
         needs: Sequence[str] = (),
         argv: Sequence[str] | None = None,
     ) -> None:
@@ -72,6 +76,7 @@ class Job:
         self.lanes = lanes
         self.lane_key = lane_key
         self.journal = journal
+        self.sink_batch_deadline_secs = sink_batch_deadline_secs
         self.args = _arguments(name, sys.argv[1:] if argv is None else argv)
         self.progress = progress_for(name)
         self._stop = threading.Event()
@@ -81,7 +86,8 @@ class Job:
         self._scratch: Scratch | None = None
         self._spark: Any = None
         self._own_spark = False
-        self._storage: SqliteStorage | None = None
+        self._storage: Backend | None = None
+        self._kept: Storage | None = None  # what the open storage is, for the tasks
         self._lease: Lease | None = None
         self._positions: Positions | None = None
         self._start = ""
@@ -89,8 +95,8 @@ class Job:
         try:
             # A recording connects to the source alone, whose reader looks for its own variables.
             self.env = Env.stand_in(env, os.environ) if self.args.record else Env.require(env)
-            chosen = Storage.parse(self.args.storage) if self.args.storage else storage or Storage()
-            self._storage_spec = dataclasses.replace(chosen, path=self.env.fill(chosen.path))
+            self._storage_named = chosen(storage or Storage(), vars(self.args))
+            self._storage_spec = self._storage_named.filled(self._fill_storage)
             self.sinks = tuple(sinks(self.env))
             self._standing = tuple(sink.id for sink in self.sinks), lanes
             if self.args.record:
@@ -142,7 +148,7 @@ class Job:
                 )
         except (DfcError, OSError) as error:
             self._fail(error)
-        local = str(self._spark.sparkContext.master).startswith("local")
+        local = spark_session.on_one_machine(str(self._spark.sparkContext.master))
         ticks = [sink.tick_secs for sink in self.sinks if sink.tick_secs > 0]
         carried = {"columns": " ".join(EVENT_COLUMNS)} if self.args.record else {}
         return {
@@ -151,7 +157,7 @@ class Job:
             "pipeline": self.name,
             "tenant": self.tenant or "",
             "start": self._start,
-            "storage": self._storage.path if self._storage is not None else "",
+            "storage": self._storage_option(),
             "folder": str(scratch.segments),
             "carry": "file" if local else "inline",
             "lanes": str(self.lanes),
@@ -170,6 +176,10 @@ class Job:
         """The function for mapInArrow."""
         if process is None or self.args.record:
             process = _unchanged
+        if self._spark is not None:
+            # Spark keeps workers by their environment. In a pool of their own, those that deliver do not
+            # change places with those that read, and sinks find the clients of the epoch before.
+            self._spark.sparkContext.environment["DFC_WORKER"] = "deliver"
         delivery = Delivery(
             self.name,
             self.tenant,
@@ -178,6 +188,7 @@ class Job:
             self.sinks,
             self.batch,
             self._dead_letters(),
+            self.sink_batch_deadline_secs,
         )
         return delivery.in_plan()
 
@@ -187,15 +198,18 @@ class Job:
             return None
         if self._storage is None:
             assert self._scratch is not None
-            return DeadLetters(self.journal, str(self._scratch.path / "letters.db"), self.name)
-        if not str(self._spark.sparkContext.master).startswith("local"):
+            here = Storage("sqlite", str(self._scratch.path / "letters.db"))
+            return DeadLetters(self.journal, here, self.name)
+        assert self._kept is not None
+        local = spark_session.on_one_machine(str(self._spark.sparkContext.master))
+        if not local and not self._kept.shared:
             self._fail(
                 ConfigError(
                     "a dead letter queue in SQLite needs workers on the driver's machine: "
-                    "run on a local master, or turn `journal` off"
+                    "use storage in PostgreSQL, run on a local master, or turn `journal` off"
                 )
             )
-        return DeadLetters(self.journal, self._storage.path, self.name)
+        return DeadLetters(self.journal, self._kept, self.name)
 
     def settle(self, policy: CommitPolicy) -> Callable[[Any, int], None]:
         """The function for foreachBatch."""
@@ -205,7 +219,13 @@ class Job:
             policy = CommitPolicy.required(*ids)
         assert self._scratch is not None
         self._settle = Settle(
-            policy, self._positions, ids, self.progress, self._stop, self._scratch.ceiling
+            policy,
+            self._positions,
+            ids,
+            self.progress,
+            self._stop,
+            self._scratch.ceiling,
+            patient=self.args.once,
         )
         return self._settle
 
@@ -224,17 +244,28 @@ class Job:
         def start(checkpoint: str) -> Any:
             return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
 
+        lane, positions = Lane(self.name, 0, self.lanes), self._settle.positions
         try:
+            if not self.args.dry_run:
+                roll_call(
+                    self.sinks,
+                    lambda sink: dataclasses.replace(lane, known=positions.of(sink)[0]),
+                    self._settle.policy,
+                    lambda sink, why: self.progress.say(
+                        "warning", "sink is not ready", sink=sink, reason=why
+                    ),
+                    self._stop,
+                )
             Watch(
                 start,
                 self._settle,
                 self._scratch,
                 self.progress,
                 {sink.id: sink for sink in self.sinks},
-                Lane(self.name, 0, self.lanes),
+                lane,
                 rewind=not self.args.once,
             ).run()
-            if not self.args.dry_run:
+            if not self.args.dry_run and not self._settle.cut:  # a worker may be writing yet
                 for sink in self.sinks:
                     sink.finish(self.name)
         except Exception as error:
@@ -289,9 +320,26 @@ class Job:
         """Opens storage, and makes sure that nobody else runs this pipeline on it."""
         if self.args.dry_run or self.args.record or self._storage_spec.backend == "memory":
             return
-        self._storage = self._storage_spec.open()
+        self._open(self._storage_spec)
+        assert self._storage is not None
         self._lease = Lease(self._storage, self.name, self.stop)
         self._lease.acquire(lambda why: self.progress.say("info", "waiting", reason=why))
+
+    def _open(self, spec: Storage) -> None:
+        if spec.backend == "sqlite":
+            spec = dataclasses.replace(spec, path=os.path.abspath(spec.path))
+        self._kept, self._storage = spec, spec.open()
+
+    def _fill_storage(self, text: str) -> str:
+        # A recording makes do without most variables, but a database is not found without its own.
+        postgres = self._storage_named.backend == "postgres"
+        return expand(text) if postgres else self.env.fill(text)
+
+    def _storage_option(self) -> str:
+        """For the reader, which fills references in by itself: a password stays out of Spark."""
+        if self._storage is None or self._kept is None:
+            return ""
+        return (self._storage_named if self._kept.shared else self._kept).text
 
     def _leave(self) -> None:
         """Lets everything go; also when the process ends half way through its start."""
@@ -325,7 +373,7 @@ class Job:
         else:
             self.progress.say("error", "failed", reason=line)
         self._leave()
-        sys.exit(_USAGE if isinstance(error, MissingEnv) else _FAILED)
+        sys.exit(_USAGE if isinstance(error, (MissingEnv, WrongUsage)) else _FAILED)
 
     def _load_positions(self, source_id: str) -> Positions:
         assert self._scratch is not None
@@ -335,11 +383,11 @@ class Job:
         ids, lanes = self._standing
         if not self.args.dry_run:
             if self._storage is None:
-                self._storage = spec.open()
+                self._open(spec)
             guard = self._lease.guard if self._lease is not None else None
             return Positions(self._storage, self.name, source_id, ids, lanes, guard=guard)
         # A dry run begins where the sinks stand, and leaves no trace.
-        known = spec.open() if os.path.exists(spec.path) else None
+        known = spec.find()
         try:
             return Positions(known, self.name, source_id, ids, lanes, keep=False)
         finally:
@@ -380,7 +428,7 @@ def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's"
     )
-    parser.add_argument("--storage", metavar="sqlite:PATH|memory", help="where positions are kept")
+    add_flags(parser)
     parser.add_argument("--verbose", action="store_true", help="tracebacks and Spark's warnings")
     args = parser.parse_args(argv)
     if args.record < 0 or bool(args.record) != bool(args.record_to):
@@ -389,9 +437,4 @@ def _arguments(name: str, argv: Sequence[str]) -> argparse.Namespace:
     for item in args.conf:
         if "=" not in item.lstrip("="):
             parser.error(f"--conf takes KEY=VALUE, not {item!r}")
-    if args.storage:
-        try:
-            Storage.parse(args.storage)
-        except ConfigError as error:
-            parser.error(str(error))
     return args

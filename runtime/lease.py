@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .storage import SqliteStorage
+from .storage import Backend, SlotGuard
 
 NAMESPACE = "leases"
 TTL_SECS = 15.0
@@ -30,7 +30,7 @@ class Lease:
 
     def __init__(
         self,
-        storage: SqliteStorage,
+        storage: Backend,
         pipeline: str,
         lost: Callable[[], None],
         ttl_secs: float = TTL_SECS,
@@ -60,7 +60,7 @@ class Lease:
         self._renewing.start()
 
     @property
-    def guard(self) -> tuple[str, str, str]:
+    def guard(self) -> SlotGuard:
         """For storage: what must still be so when this runner writes."""
         return NAMESPACE, self._pipeline, self.token
 
@@ -103,18 +103,22 @@ class Lease:
 
     def _swap(self, token: str) -> bool:
         state = {**_self(), "token": token}
-        done = self._storage.swap(
-            NAMESPACE, self._pipeline, self._version, json.dumps(state).encode()
-        )
-        if done:
+        if self._storage.swap(NAMESPACE, self._pipeline, self._version, json.dumps(state).encode()):
             self._version += 1
-        return done
+            return True
+        # An earlier swap may have been carried out though its answer never came.
+        slot = self._storage.slot(NAMESPACE, self._pipeline)
+        if slot is None or json.loads(slot[1])["token"] != self.token:
+            return False
+        self._version = slot[0]
+        return token == self.token or self._swap(token)
 
 
 def _self() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "boot": _boot(),
+        "pids": _pids(),
         "pid": os.getpid(),
         "started": _started(os.getpid()),
     }
@@ -128,16 +132,32 @@ def _boot() -> str | None:
         return None
 
 
+def _pids() -> str | None:
+    """Tells whose process numbers these are: all containers of a machine share its start."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
 def _started(pid: int) -> str | None:
     """When a process began, so that another one of the same number is not taken for it."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state == "Z" else rest[18]  # one that is only waiting to be buried is gone
+        return "gone" if state == "Z" else rest[18]  # it only waits to be buried
     except (OSError, IndexError):
         return None
 
 
 def is_gone(holder: dict[str, Any]) -> bool:
-    """Whether the holder certainly lives no more: only a process of this machine can be told so."""
-    same_machine = holder["boot"] is not None and holder["boot"] == _boot()
-    return same_machine and _started(holder["pid"]) != holder["started"]
+    """Whether the holder certainly lives no more: only a process that we can see is told so."""
+    if holder["boot"] is None or (holder["boot"], holder.get("pids")) != (_boot(), _pids()):
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # there is one, and it is another user's
+    started = _started(holder["pid"])
+    return started is not None and started != holder["started"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .columns import Part, Text, as_text
-from .errors import RoutingError
+from .errors import Rejected, RoutingError
 from .events import Events
 
 
@@ -74,6 +74,20 @@ class Messages:
         if isinstance(self.to, str) or self.to.null_count == 0:
             return count
         return int(pc.index(pc.is_null(self.to), True).as_py())
+
+
+def check_destinations(messages: Messages, count: int, why: Callable[[str], str | None]) -> None:
+    """Raises Rejected for all rows whose destination will not do, as `why` says."""
+    to = messages.to
+    names = pc.unique(to).to_pylist() if isinstance(to, pa.Array) else [to]
+    bad = {
+        name: said
+        for name in names
+        if (said := "it has no destination" if name is None else why(name)) is not None
+    }
+    if bad:
+        rows = enumerate(messages.column("to", count).to_pylist())
+        raise Rejected({row: bad[name] for row, name in rows if name in bad})
 
 
 def identity(events: Events, row: int) -> str:

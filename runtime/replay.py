@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .deliver import reason, through
+from .deliver import Process, through
 from .env import Env
-from .errors import DfcError
+from .errors import DfcError, reason
 from .events import Events
 from .fixtures import FixtureError, Origin, event_text, read_events
 from .ledger import Ledger
@@ -104,7 +104,7 @@ def check(case: Case, update: bool, verbose: bool = False) -> Outcome:
             text = (folder / FIXTURES).read_bytes().decode()
         except FileNotFoundError:
             return _without_fixtures(case, outcome)
-        module = _load(case)
+        module = load_job(case.name, case.job)
         replay(module, case, text, made)
         outcome.summary = _summary(made)
         if update:
@@ -141,8 +141,7 @@ def replay(module: ModuleType, case: Case, text: str, made: Replay) -> None:
     events = read_events(text, origin, module.COLUMNS)
     made.events, made.ledger = len(events), events.ledger
     env = Env.stand_in(module.ENV)
-    takes_env = "env" in inspect.signature(module.process).parameters
-    result = through(lambda e: module.process(e, env) if takes_env else module.process(e), events)
+    result = through(process_of(module, env), events)
     dead = [
         _letter("processor", letter.where, letter.error, letter.events)
         for letter in made.ledger.dead
@@ -158,10 +157,19 @@ def replay(module: ModuleType, case: Case, text: str, made: Replay) -> None:
         made.files[DEAD] = dead
 
 
-def _load(case: Case) -> ModuleType:
-    module = ModuleType(f"dfc_job_{case.name}")
-    exec(compile(case.job, f"{case.name}.job.py", "exec"), module.__dict__)
+def load_job(name: str, text: str) -> ModuleType:
+    """A job as a module; it is not started."""
+    module = ModuleType(f"dfc_job_{name}")
+    exec(compile(text, f"{name}.job.py", "exec"), module.__dict__)
     return module
+
+
+def process_of(module: ModuleType, env: Env) -> Process:
+    """The processors of a job, which look at the environment or not."""
+    if "env" in inspect.signature(module.process).parameters:
+        return lambda events: module.process(events, env)
+    process: Process = module.process
+    return process
 
 
 def _messages(sink: Sink, events: Events) -> tuple[list[str], list[str]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from typing import Any
+
+from .shipping import write_package
 
 _LOGGING = """\
 rootLogger.level = {level}
@@ -19,6 +22,10 @@ appender.console.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSX}} %p %c{{1}}: %
 """
 
 
+# Events pass Java by in whole segments; what it does is start and plan, and there its optimising
+# compiler only takes the processor away from everybody else.
+_QUICK_JAVA = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"
+
 _GREETINGS = (
     "WARNING: Using incubator modules",
     "Setting default log level to",
@@ -26,10 +33,25 @@ _GREETINGS = (
 )
 
 
+# Tasks report what goes wrong with a sink; one that fails has lost its worker, and is worth another:
+# each attempt goes on where the sinks stand, so that a long epoch may lose several.
+_ATTEMPTS = 10
+
 _hushed = threading.Event()
 
 
-def settings(scratch: str, local: bool) -> dict[str, str]:
+def on_one_machine(master: str) -> bool:
+    """Whether workers share memory and files with the driver; `local-cluster` acts as if not."""
+    return re.match(r"local($|\[)", master) is not None
+
+
+def _with_attempts(master: str) -> str:
+    """Spark gives up at the first lost worker on a local master unless the master says otherwise."""
+    found = re.fullmatch(r"local(?:\[\s*([0-9]+|\*)\s*\])?", master)
+    return f"local[{found[1] or 1},{_ATTEMPTS}]" if found else master
+
+
+def settings(scratch: str, master: str) -> dict[str, str]:
     """What a job sets unless --conf says otherwise."""
     chosen = {
         "spark.ui.enabled": "false",
@@ -40,6 +62,7 @@ def settings(scratch: str, local: bool) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
         "spark.python.worker.reuse": "true",
+        "spark.task.maxFailures": str(_ATTEMPTS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # The checkpoint is scratch for one run, so it may do without checksums and atomic renames.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
@@ -56,10 +79,12 @@ def settings(scratch: str, local: bool) -> dict[str, str]:
         "spark.sql.streaming.pollingDelay": "1ms",
         "spark.driver.maxResultSize": "0",
     }
-    if local:
+    if master.startswith("local"):
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
         chosen["spark.local.dir"] = os.path.join(scratch, "local")
+    if master.startswith("local-cluster"):
+        chosen["spark.executor.extraJavaOptions"] = _QUICK_JAVA
     return chosen
 
 
@@ -67,8 +92,9 @@ def start(
     name: str, scratch: str, master: str | None, conf: dict[str, str], verbose: bool
 ) -> tuple[Any, bool]:
     """A session, and whether it was made here (else it belongs to someone who will stop it)."""
-    # Workers must be this very Python: the one on the PATH may lack pyarrow, or this package.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Workers must be this very Python: the one on the PATH may lack pyarrow, or this package. Only
+    # somebody who has machines of another make can know better.
+    os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python") or sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
     from pyspark import SparkConf, SparkContext
@@ -85,10 +111,10 @@ def start(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has said the master
     chosen = SparkConf(loadDefaults=submitted)
     if master or not submitted:
-        chosen.setMaster(master or "local[*]")
-    local = (chosen.get("spark.master") or "").startswith("local")
+        chosen.setMaster(_with_attempts(master or "local[*]"))
+    master = chosen.get("spark.master") or ""
     chosen.setAppName(f"dfc-{name}")
-    for key, value in {**settings(scratch, local), **conf}.items():
+    for key, value in {**settings(scratch, master), **conf}.items():
         chosen.set(key, value)
     level = "warn" if verbose else "off"
     if submitted:
@@ -97,14 +123,18 @@ def start(
         log4j = os.path.join(scratch, "log4j2.properties")
         with open(log4j, "w") as file:
             file.write(_LOGGING.format(level=level))
-        ours = f"-Dlog4j2.configurationFile={log4j} -XX:+UseParallelGC"
-        if local:
-            # Events pass Java by in whole segments; what it does is start and plan, and there its
-            # optimising compiler only takes the processor away from everybody else.
-            ours += " -XX:TieredStopAtLevel=1"
+        ours = f"-Dlog4j2.configurationFile={log4j} "
+        if master.startswith("local"):
+            from .archive import java_options
+
+            ours += f"{_QUICK_JAVA} {java_options()}"
+        else:
+            ours += "-XX:+UseParallelGC"
         options = chosen.get("spark.driver.extraJavaOptions") or ""
         chosen.set("spark.driver.extraJavaOptions", f"{ours} {options}".strip())
     context = SparkContext(conf=chosen, gateway=None if submitted else _gateway(chosen, verbose))
+    if not on_one_machine(master):
+        context.addPyFile(write_package(scratch))
     accumulators = getattr(context, "_accumulatorServer", None)
     if accumulators is not None and not verbose:
         accumulators.handle_error = lambda request, address: None  # the same for its connection

@@ -221,6 +221,9 @@ class _Builder:
                 kwargs.append(("lane_key", py_literal(plan.lanes.key)))
         if plan.journal.enabled:
             kwargs.append(("journal", "JOURNAL"))
+        if plan.sink_batch_deadline_secs is not None:
+            limit = py_literal(plan.sink_batch_deadline_secs)
+            kwargs.append(("sink_batch_deadline_secs", limit))
         kwargs.append(("needs", py_literal(_needs(plan))))
         return str(Call("Job", (py_literal(plan.name),), tuple(kwargs)))
 
@@ -443,7 +446,6 @@ def _needs(plan: Plan) -> tuple[str, ...]:
             wanted[kind_of(step)] = not isinstance(step, Filter)
     wanted["journal"] = plan.journal.enabled
     wanted["schema_sensing"] = plan.schema_sensing.enabled
-    wanted["sink_batch_deadline_secs"] = plan.sink_batch_deadline_secs is not None
     wanted["connection_policy"] = plan.connection_policy is not None
     return tuple(name for name, asked in wanted.items() if asked)
 

@@ -14,8 +14,11 @@ from ..plan import (
     Journal,
     Lanes,
     Lineage,
+    MysqlSource,
     Plan,
+    PostgresSource,
     SchemaSensing,
+    Source,
     Storage,
 )
 from ..span import Span
@@ -65,6 +68,8 @@ def _resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
     )
     sinks = SinkResolver(steps, origin, diagnostics).resolve(spec.sections("sinks"))
     lanes = _lanes(spec.section("sharding"), diagnostics)
+    batch = _batch(spec.section("batch"))
+    _check_chunks_stay_whole(spec, source, batch, diagnostics)
     for switched in ("journal", "schema_sensing"):
         _warn_unless_enabled(switched, spec.section(switched), diagnostics)
     plan = Plan(
@@ -75,7 +80,7 @@ def _resolve(document: Section, diagnostics: Diagnostics) -> Plan | None:
         source=source,
         passes=fuse(steps),
         sinks=sinks,
-        batch=_batch(spec.section("batch")),
+        batch=batch,
         commit=resolve_commit(spec.section("commit_policy"), sinks, spec, diagnostics),
         sink_batch_deadline_secs=spec.opt_integer("sink_batch_deadline_secs"),
         lanes=lanes,
@@ -137,6 +142,20 @@ def _journal(section: Section) -> Journal:
         max_age_secs=dlq.integer("max_age_secs"),
         overflow_policy=dlq.string("overflow_policy"),
     )
+
+
+def _check_chunks_stay_whole(
+    spec: Section, source: Source, batch: Batch, diagnostics: Diagnostics
+) -> None:
+    """A chunk is read anew after a crash, and may have other rows then: no sink may have half of it."""
+    copy = source.snapshot if isinstance(source, MysqlSource | PostgresSource) else None
+    if copy is not None and copy.mode != "never" and not batch.respect_source_tx:
+        diagnostics.error(
+            "DFC427",
+            spec.section("batch").at("respect_source_tx"),
+            "a snapshot goes out in chunks that a sink takes as a whole, like transactions",
+            "leave `respect_source_tx` out, or set `snapshot.mode: never`",
+        )
 
 
 def _warn_unless_enabled(name: str, section: Section, diagnostics: Diagnostics) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from .. import ids
 from ..batch import Batch, sizes
 from ..errors import ProcessorError
-from ..events import MADE_COLUMNS, Events
+from ..events import MADE_COLUMNS, OUTBOX_MARK, Events
 from ..kernels.canonical import canonical
 from ..ledger import DeadLetter
 from ..messages import identity
@@ -26,7 +26,6 @@ _MEMORY_SHARE = 32  # the texts of one call take at most this part of the script
 _LINES_PER_SEC = 20
 _IMPOSSIBLE = "its engine gave an answer that cannot be"
 _UNIT, _GROUP = "\x1f", "\x1d"
-OUTBOX_MARK = "__outbox"
 
 
 def javascript(events: Events, *scripts: Script, batch: Batch | None = None) -> Events:

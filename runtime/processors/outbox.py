@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 
 from ..columns import Part, Text, first, join
 from ..errors import ProcessorError
-from ..events import EVENT_COLUMNS, Events, Json
+from ..events import EVENT_COLUMNS, OUTBOX_MARK, Events, Json
 from ..kernels.jsontext import LIST, MISSING, NULL, OBJECT, STRING, buffers, extract
 from ..kernels.members import Member, as_strings, cut, find, without
 from ..patterns import matches
 
-_MARK = "__outbox"
 _USUAL_COLUMNS = {
     "payload": "payload",
     "aggregate_type": "aggregate_type",
@@ -39,8 +38,8 @@ _KIND, _OUTBOX = "df-source-kind", '"outbox"'
 _REQUIRED = ("topic", "payload", "aggregate_type", "aggregate_id", "event_type")
 # The mark in the text of `source`, as sources write it, and wherever else it may stand in an object.
 # In a string it would have escapes.
-_MEMBER = f'"schema":"{_MARK}",'
-_MEMBER_ANYWHERE = r"\s*,\s*{0}|{0}\s*,?\s*".format(rf'"schema"\s*:\s*"{_MARK}"')
+_MEMBER = f'"schema":"{OUTBOX_MARK}",'
+_MEMBER_ANYWHERE = r"\s*,\s*{0}|{0}\s*,?\s*".format(rf'"schema"\s*:\s*"{OUTBOX_MARK}"')
 
 _NO_SCALAR = np.isin(np.arange(256), (OBJECT, LIST, NULL))  # by kind
 
@@ -123,7 +122,7 @@ class _Row(Json):
 
 
 def _marked(events: Events, tables: Sequence[str]) -> pa.Array:
-    marked = _no_nulls(pc.equal(events.source.schema, _MARK))
+    marked = _no_nulls(pc.equal(events.source.schema, OUTBOX_MARK))
     if not tables or marked.true_count == 0:
         return marked
     dbs, names = _of(events, "db", marked), _of(events, "table", marked)

@@ -146,13 +146,14 @@ class Sandbox:
         process = self._process
         assert process is not None and process.stdout is not None
         descriptor = process.stdout.fileno()
+        poll = select.poll()  # a worker may have more files open than select() can tell apart
+        poll.register(descriptor, select.POLLIN)
         limit = limit_secs + _GRACE_SECS
         began, used = time.monotonic(), _processor_time(process.pid)
         data = bytearray()
         wanted = 4
         while len(data) < wanted:
-            ready, _, _ = select.select([descriptor], [], [], 0.5)
-            if ready:
+            if poll.poll(500):
                 chunk = os.read(descriptor, max(wanted - len(data), 1 << 16))
                 if not chunk:
                     return None

@@ -59,7 +59,8 @@ def main() -> None:
         storage=STORAGE,
         batch=BATCH,
         sinks=sinks,
-        needs=("dfc_mysql", "sink_batch_deadline_secs"),
+        sink_batch_deadline_secs=20,
+        needs=("dfc_mysql",),
     )
     spark = job.session()
     events = spark.readStream.format("dfc_mysql").options(**job.options(SOURCE)).load()
