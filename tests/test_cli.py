@@ -17,7 +17,7 @@ from dfc.compiler.parse import MAX_BYTES
 from .places import SCHEMA
 from .specs import KAFKA, MYSQL, NATS, POSTGRES, REDIS, SCRIPT, TURSO, Json, having, spec, to_yaml
 
-COMMANDS = ["validate", "plan", "compile", "run", "test", "schema", "diff", "version"]
+COMMANDS = ["validate", "plan", "compile", "run", "test", "schema", "diff", "warm-up", "version"]
 SECRET = having(REDIS, uri="redis://:hunter2@cache")
 
 
@@ -420,6 +420,7 @@ def test_run_hands_its_flags_to_the_job(dfc: Dfc, monkeypatch: pytest.MonkeyPatc
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
     flags = ["--once", "--dry-run", "--verbose", "--master", "local[2]", "--storage", "memory"]
+    flags += ["--storage-backend", "postgres", "--storage-path", "p", "--storage-dsn", "${D}"]
     flags += ["--conf", "a=b", "--conf", "c=d=e"]
     main(["run", "a.yaml", *flags])
     (words,) = started

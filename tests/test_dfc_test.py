@@ -380,7 +380,7 @@ def test_a_failing_processor_fails_the_test_and_what_was_said_before_is_shown(
 
     specs.write("orders.yaml", spec())
     specs.write("orders.test/events.jsonl", LINE)
-    monkeypatch.setattr("dfc_runtime.replay._load", lambda case: job(process))
+    monkeypatch.setattr("dfc_runtime.replay.load_job", lambda name, text: job(process))
     for update in (False, True):
         assert specs.run(update=update) == (
             "FAILED orders: derive: it broke\n  warning: odd row: row 7\n"
@@ -390,7 +390,7 @@ def test_a_failing_processor_fails_the_test_and_what_was_said_before_is_shown(
     def fault(events: Events) -> Events:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("dfc_runtime.replay._load", lambda case: job(fault))
+    monkeypatch.setattr("dfc_runtime.replay.load_job", lambda name, text: job(fault))
     assert specs.run() == (
         "FAILED orders: a processor failed: ZeroDivisionError: division by zero\n"
     )

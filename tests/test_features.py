@@ -14,9 +14,9 @@ from .goldens import CASES
 
 def test_all_that_is_missing_is_named_at_once() -> None:
     with pytest.raises(Unavailable) as refused:
-        features.check_needs(("dfc_mysql", "filter", "schema_sensing", "connection_policy"))
+        features.check_needs(("turso_native", "filter", "schema_sensing", "connection_policy"))
     assert str(refused.value) == (
-        "the mysql source and `schema_sensing` and `connection_policy` are not built yet"
+        "`cdc_mode: native` and `schema_sensing` and `connection_policy` are not built yet"
     )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from dfc_runtime.errors import ConfigError, RoutingError, SinkError
+from dfc_runtime.errors import ConfigError, Rejected, SinkError
 from dfc_runtime.events import Events
 from dfc_runtime.messages import Messages
 from dfc_runtime.sinks import FileSink, Lane
@@ -121,23 +122,40 @@ def test_age_rolls_on_a_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert make(tmp_path).tick_secs == 60
 
 
+def test_a_clock_that_went_back_keeps_no_file_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(tmp_path)
+    sink.open(LANE)
+    sink.write(*unit(1, 1))
+    sink.commit("0001")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    sink.tick()
+    assert visible(tmp_path) == {"files/0001-0001.jsonl": [1]}
+    sink.close()
+
+
 @pytest.mark.parametrize("to", ["../x", "/etc", "a/../b", "a//b", ".", "a\0b", ".dfc/x", "x" * 300])
 def test_destinations_stay_inside_the_folder(tmp_path: Path, to: str) -> None:
     sink = make(tmp_path / "out")
     sink.open(LANE)
-    with pytest.raises(RoutingError):
-        sink.write(*unit(1, 1, to))
-    with pytest.raises(RoutingError):
-        sink.write(*unit(1, 1, lambda i: to))
+    with pytest.raises(Rejected) as rejected:
+        sink.write(*unit(1, 2, to))
+    assert list(rejected.value.rows) == [0, 1]
+    with pytest.raises(Rejected, match="not a folder inside") as rejected:
+        sink.write(*unit(1, 3, lambda i: to if i == 2 else "a"))
+    assert list(rejected.value.rows) == [1], "the others may come without it"
     sink.close()
-    assert os.listdir(tmp_path) == ["out"]
+    assert os.listdir(tmp_path) == ["out"] and visible(tmp_path / "out") == {}
 
 
-def test_null_destination_is_a_routing_error(tmp_path: Path) -> None:
+def test_null_destination_is_rejected(tmp_path: Path) -> None:
     sink = make(tmp_path)
     sink.open(LANE)
-    with pytest.raises(RoutingError):
+    with pytest.raises(Rejected, match="no destination") as rejected:
         sink.write(*unit(1, 2, lambda i: None if i == 2 else "a"))
+    assert list(rejected.value.rows) == [1]
     sink.close()
 
 

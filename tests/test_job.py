@@ -135,15 +135,15 @@ def test_second_signal_leaves_at_once(tmp_path: Path) -> None:
     [
         ({"TINY_KAFKA": "1"}, [], 1, "the Kafka client knows no setting `no.such.key`"),
         ({"TINY_NEEDS": "schema_sensing"}, [], 1, "`schema_sensing` is not built yet"),
-        ({"TINY_NEEDS": "dfc_mysql"}, [], 1, "the mysql source is not built yet"),
+        ({"TINY_NEEDS": "turso_native"}, [], 1, "`cdc_mode: native` is not built yet"),
         (
-            {"TINY_NEEDS": "dfc_mysql", "TINY_KAFKA": "1"},
+            {"TINY_NEEDS": "turso_native", "TINY_KAFKA": "1"},
             [],
             1,
-            "the mysql source is not built yet; sink `bus`: `client_conf`: the Kafka client knows no",
+            "`cdc_mode: native` is not built yet; sink `bus`: `client_conf`: the Kafka client knows no",
         ),
         ({}, ["--conf", "nonsense"], 2, "KEY=VALUE"),
-        ({}, ["--storage", "oracle:x"], 2, "sqlite:PATH or memory"),
+        ({}, ["--storage", "oracle:x"], 2, "sqlite:PATH, memory or postgres:DSN"),
         ({}, ["--nonsense"], 2, "unrecognized arguments"),
     ],
 )

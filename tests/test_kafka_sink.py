@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import _ctypes
+import base64
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import confluent_kafka.cimpl
 import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -23,25 +26,32 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     ResourcePatternType,
     ResourceType,
 )
+from dfc_runtime.agreement import Agreement
 from dfc_runtime.batch import Batch
-from dfc_runtime.deliver import Delivery, reason
+from dfc_runtime.deadletters import DeadLetters, Journal
+from dfc_runtime.deliver import Delivery
 from dfc_runtime.errors import (
+    Barred,
     ConfigError,
     Fenced,
     Rejected,
     SinkError,
     Unavailable,
+    reason,
 )
 from dfc_runtime.events import Events
 from dfc_runtime.messages import Messages
-from dfc_runtime.sinks import KafkaSink, Lane, kafka_client
+from dfc_runtime.sinks import KafkaSink, Lane, kafka_client, kafka_limits
 from dfc_runtime.sinks.kafka_positions import TOPIC as POSITIONS
 from dfc_runtime.sinks.kafka_positions import Entry, agreed
+from dfc_runtime.storage import Storage
 
 from .jobs.tiny_source import events
 from .services import Kafka
@@ -269,12 +279,83 @@ def test_too_large_is_rejected_before_anything_goes_out(
 
 def test_too_large_for_the_topic(kafka_server: Kafka, exactly_once: bool) -> None:
     topic = new_topic(kafka_server, **{"max.message.bytes": "5000"})
-    plain = {"compression.type": "none"}
+    plain = {"compression.type": "none", "client.id": topic}
     sink = make(kafka_server, exactly_once=exactly_once, client_conf=plain)
+    value = pa.array(["a" * 3000, "b" * 6000, "c" * 3000])
+    for _ in range(2):  # in one batch with the others, then by itself
+        sink.open(Lane(topic))
+        with pytest.raises(SinkError, match=r"message of up to \d+ bytes.*`max.message.bytes`"):
+            put(sink, 1, 3, topic, value=value)
+        sink.abort()
     sink.open(Lane(topic))
-    with pytest.raises(SinkError, match=r"message of up to 600\d bytes.*`max.message.bytes`"):
-        put(sink, 1, 1, topic, value=pa.array(["x" * 6000]))
-    sink.abort()
+    with pytest.raises(Rejected, match=f"6000 bytes is too large for topic {topic}, which takes 5000") as rejected:  # fmt: skip
+        sink.write(*unit(1, 3, topic, value=value))
+    assert list(rejected.value.rows) == [1]
+    put(sink, 1, 2, topic, value=pa.array(["a" * 3000, "c" * 3000]))
+    sink.close()
+    kept = [len(message.value()) for message in read(kafka_server, topic)]
+    assert kept[-2:] == [3000, 3000] and 6000 not in kept
+
+
+def test_a_topic_whose_limit_was_raised_takes_the_message(
+    kafka_server: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_limits, "_FRESH_SECS", 0.0)
+    topic = new_topic(kafka_server, **{"max.message.bytes": "5000"})
+    sink = make(kafka_server, client_conf={"compression.type": "none", "client.id": topic})
+
+    def attempt() -> None:
+        sink.open(Lane(topic))
+        try:
+            put(sink, 1, 1, topic, value=pa.array(["a" * 6000]))
+        finally:
+            sink.abort()
+
+    for kind in (SinkError, SinkError, Rejected, Rejected):
+        with pytest.raises(kind):
+            attempt()
+    admin = AdminClient({"bootstrap.servers": kafka_server.address})
+    entry = ConfigEntry("max.message.bytes", "9000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(20)
+    attempt()
+    assert [len(message.value()) for message in read(kafka_server, topic)] == [6000]
+
+
+def test_too_large_for_the_topic_is_a_dead_letter_and_the_others_are_there(
+    kafka_server: Kafka, exactly_once: bool, tmp_path: Path
+) -> None:
+    """By what the broker says, which counts compressed bytes: two of the three are no trouble."""
+    topic = new_topic(kafka_server, **{"max.message.bytes": "5000"})
+    noise = base64.b64encode(os.urandom(6000)).decode()
+    values = ["x" * 8000, noise, "y" * 8000]
+    sink = KafkaSink(
+        "bus",
+        lambda e: Messages(to=topic, value=pa.array([values[n] for n in ids(e)])),
+        brokers=kafka_server.address,
+        exactly_once=exactly_once,
+        client_conf={"client.id": topic},
+    )
+    kept = Storage(path=str(tmp_path / "state.db"))
+    dead = DeadLetters(Journal(), kept, "shop")
+    delivery = Delivery(topic, None, 1, lambda e: e, (sink,), Batch(), dead)
+    for _ in range(4):
+        (acks,) = list(delivery.run(iter([events(0, 3)]), 0, {}))
+        ack = acks.to_pylist()[0]
+        if ack["error"] is None:
+            break
+    assert (ack["error"], ack["position"]) == (None, at(3))
+    sink.close()
+    there = [message.value().decode()[0] for message in read(kafka_server, topic)]
+    assert there[-2:] == ["x", "y"] and noise[0] not in there[-2:]
+    storage = kept.open()
+    ((_, letter),) = storage.peek("dlq", "shop", 10)
+    storage.close()
+    assert b"is too large for topic" in letter
+
+
+def ids(e: Events) -> list[int]:
+    return [int(position, 16) - 1 for position in e.position.to_pylist()]
 
 
 def test_settings_that_the_client_does_not_take() -> None:
@@ -333,8 +414,13 @@ def test_settings_that_it_takes(conf: dict[str, str]) -> None:
 
 def test_without_the_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = KafkaSink("bus", lambda e: Messages(value=""), brokers="b:1")
-    for found in (None, types.SimpleNamespace(Producer=object, KafkaException=Exception)):
-        monkeypatch.setitem(sys.modules, "confluent_kafka", found)
+    another = _ctypes.__file__  # a library like any other
+    for patch in (
+        lambda: monkeypatch.setattr(confluent_kafka.cimpl, "__file__", another),
+        lambda: monkeypatch.setitem(sys.modules, "confluent_kafka", None),
+    ):
+        monkeypatch.delitem(sys.modules, "dfc_runtime.sinks.librdkafka", raising=False)
+        patch()
         with pytest.raises(Unavailable, match=r"confluent-kafka, 2.12 or newer"):
             sink.check()
 
@@ -382,7 +468,7 @@ def test_wrong_password(secure: Kafka, exactly_once: bool) -> None:
     sink = make(secure, exactly_once=exactly_once, **settings)
     sink.check()
     began = time.monotonic()
-    with pytest.raises(SinkError, match=r"do not let it in: .*uthentication failed") as refused:
+    with pytest.raises(Barred, match=r"do not let it in: .*uthentication failed") as refused:
         sink.open(Lane("p"))
     assert time.monotonic() - began < 10  # of 30
     assert "hunter2" not in str(refused.value)
@@ -395,7 +481,7 @@ def test_unknown_certificate(secure: Kafka) -> None:
     del settings["client_conf"]["ssl.ca.location"]
     sink = make(secure, **settings)
     began = time.monotonic()
-    with pytest.raises(SinkError, match=r"do not let it in: .*certificate"):
+    with pytest.raises(Barred, match=r"do not let it in: .*certificate"):
         sink.open(Lane("p"))
     assert time.monotonic() - began < 10
 
@@ -410,7 +496,7 @@ def test_rights(services: Services) -> None:
     sink = make(server, **conf_for(server, "SASL_SSL"))
     sink.open(Lane(topic))
     began = time.monotonic()
-    with pytest.raises(SinkError, match=rf"topic {topic}: .*; the user of this sink lacks"):
+    with pytest.raises(Barred, match=rf"topic {topic}: .*; the user of this sink lacks"):
         sink.write(*unit(1, 3, topic))
     assert time.monotonic() - began < 10
     allow(server, ResourceType.TOPIC, topic, "DESCRIBE")
@@ -423,13 +509,13 @@ def test_rights(services: Services) -> None:
     put(sink, 1, 3, topic)
 
     sink = make(server, exactly_once=True, **conf_for(server, "SASL_SSL"))
-    with pytest.raises(SinkError, match=r"topic dfc\.positions cannot be .*AUTHORIZATION_FAILED"):
+    with pytest.raises(Barred, match=r"topic dfc\.positions cannot be .*AUTHORIZATION_FAILED"):
         sink.open(Lane(topic))
     allow(server, ResourceType.TOPIC, POSITIONS, "DESCRIBE", "READ", "WRITE")
-    with pytest.raises(SinkError, match=r"cannot be made: .*kafka-topics\.sh .*=compact"):
+    with pytest.raises(Barred, match=r"cannot be made: .*kafka-topics\.sh .*=compact"):
         sink.open(Lane(topic))
     allow(server, ResourceType.TOPIC, POSITIONS, "CREATE")
-    with pytest.raises(SinkError, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*lacks the right"):
+    with pytest.raises(Barred, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*lacks the right"):
         sink.open(Lane(topic))
     allow(server, ResourceType.TRANSACTIONAL_ID, "dfc-", "DESCRIBE", "WRITE")
     assert sink.open(Lane(topic)) == ""
@@ -541,8 +627,9 @@ def test_fencing_ends_the_job(kafka_server: Kafka) -> None:
         make(kafka_server, exactly_once=True).open(Lane(topic))
         yield events(9, 18)
 
-    with pytest.raises(Fenced):
-        list(delivery.run(batches(), 0, {}))
+    (acks,) = delivery.run(batches(), 0, {})
+    told = {row["sink"]: row["error"] for row in acks.to_pylist()}
+    assert f"another runner of pipeline `{topic}` has taken over sink `bus`" in told[""]
     assert numbers(kafka_server, topic) == list(range(1, 7))
 
 
@@ -598,16 +685,16 @@ def test_agreement_on_lanes() -> None:
     def of(**entries: Entry) -> dict[int, Entry]:
         return {int(name[1:]): entry for name, entry in entries.items()}
 
-    assert agreed({}, 3, "5", "s") == (0, "")
-    assert agreed(of(l0=Entry("5", 1)), 1, "9", "s") == (0, "")
-    assert agreed(of(l0=Entry("5", 1)), 2, "", "s") == (1, "5")
-    assert agreed(of(l0=Entry("5", 2, 1, "4")), 2, "", "s") == (1, "4")
-    assert agreed(of(l0=Entry("5", 2), l1=Entry("5", 2)), 1, "", "s") == (1, "5")
+    assert agreed({}, 3, "5", "s") == Agreement(3)
+    assert agreed(of(l0=Entry("5", 1)), 1, "9", "s") == Agreement(1)
+    assert agreed(of(l0=Entry("5", 1)), 2, "", "s") == Agreement(2, "5", 1)
+    assert agreed(of(l0=Entry("5", 2, 1, "4")), 2, "", "s") == Agreement(2, "4", 1)
+    assert agreed(of(l0=Entry("5", 2), l1=Entry("5", 2)), 1, "", "s") == Agreement(1, "5", 1)
     with pytest.raises(ConfigError):
         agreed(of(l0=Entry("5", 2)), 1, "", "s")  # lane 1 has written nothing
-    assert agreed(of(l0=Entry("5", 2)), 1, "5", "s") == (1, "5")
+    assert agreed(of(l0=Entry("5", 2)), 1, "5", "s") == Agreement(1, "5", 1)
     old = of(l0=Entry("7", 1, 3, "6"), l1=Entry("2", 2, 2, "1"))
-    assert agreed(old, 2, "", "s") == (4, "7")
+    assert agreed(old, 2, "", "s") == Agreement(2, "7", 4)
 
 
 # --- brokers that go away -----------------------------------------------------------------------

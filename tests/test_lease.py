@@ -10,28 +10,39 @@ from pathlib import Path
 
 import pytest
 from dfc_runtime import lease as leases
-from dfc_runtime.errors import ConfigError, TakenOver
+from dfc_runtime.errors import ConfigError, StorageError, TakenOver
 from dfc_runtime.lease import Lease
 from dfc_runtime.positions import Positions
-from dfc_runtime.storage import SqliteStorage
+from dfc_runtime.storage import Backend, Storage
+
+from .services import Postgres
+from .services.fixtures import Services
+from .storages import every_backend, fresh_schema
 
 TTL = 0.6
 
 
+@pytest.fixture(params=every_backend)
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "sqlite":
+        return Storage(path=str(tmp_path / "state.db"))
+    return fresh_schema(request.getfixturevalue("postgres_server"))
+
+
 @pytest.fixture
-def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
-    one = SqliteStorage(tmp_path / "state.db")
+def storage(spec: Storage) -> Iterator[Backend]:
+    one = spec.open()
     yield one
     one.close()
 
 
-def lease(storage: SqliteStorage, pipeline: str = "shop", lost: list[str] | None = None) -> Lease:
+def lease(storage: Backend, pipeline: str = "shop", lost: list[str] | None = None) -> Lease:
     return Lease(
         storage, pipeline, lambda: lost.append(pipeline) if lost is not None else None, TTL
     )
 
 
-def test_a_second_runner_is_refused_and_told_who_runs(storage: SqliteStorage) -> None:
+def test_a_second_runner_is_refused_and_told_who_runs(storage: Backend) -> None:
     first = lease(storage)
     first.acquire()
     said: list[str] = []
@@ -51,16 +62,18 @@ def test_a_second_runner_is_refused_and_told_who_runs(storage: SqliteStorage) ->
 HOLDER = """
 import sys, time
 from dfc_runtime.lease import Lease
-from dfc_runtime.storage import SqliteStorage
-Lease(SqliteStorage(sys.argv[1]), "shop", lambda: None).acquire()
+from dfc_runtime.storage import Storage
+Lease(Storage.parse(sys.argv[1]).open(), "shop", lambda: None).acquire()
 print("held", flush=True)
 time.sleep(600)
 """
 
 
-def test_after_a_kill_the_next_runner_does_not_wait(storage: SqliteStorage, tmp_path: Path) -> None:
+def test_after_a_kill_the_next_runner_does_not_wait(
+    spec: Storage, storage: Backend, tmp_path: Path
+) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, storage.path], stdout=subprocess.PIPE, cwd=tmp_path
+        [sys.executable, "-c", HOLDER, spec.text], stdout=subprocess.PIPE, cwd=tmp_path
     )
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     holder.kill()
@@ -73,13 +86,15 @@ def test_after_a_kill_the_next_runner_does_not_wait(storage: SqliteStorage, tmp_
     holder.communicate()
 
 
-def test_a_runner_of_another_machine_is_watched_for_a_sign_of_life(
-    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("apart", ["_boot", "_pids"])
+def test_a_runner_of_another_machine_or_container_is_watched_for_a_sign_of_life(
+    storage: Backend, monkeypatch: pytest.MonkeyPatch, apart: str
 ) -> None:
-    lost: list[str] = []
-    silent = lease(storage, lost=lost)
+    silent = lease(storage)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(leases, "_boot", lambda: "another machine")
+        elsewhere.setattr(leases, apart, lambda: "another")
+        elsewhere.setattr(leases.os, "getpid", lambda: 2**22 + 1)  # a number that we do not have
+        elsewhere.setattr(leases, "_started", lambda pid: "1")
         elsewhere.setattr(Lease, "_renew", lambda self: None)
         silent.acquire()
     began = time.monotonic()
@@ -90,7 +105,24 @@ def test_a_runner_of_another_machine_is_watched_for_a_sign_of_life(
     second.release()
 
 
-def test_whoever_lost_the_lease_is_told_and_writes_nothing_more(storage: SqliteStorage) -> None:
+def test_a_runner_that_is_hidden_from_us_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's: /proc may not show it (hidepid), and it may not be signalled."""
+    mine = leases._self()
+    assert not leases.is_gone(mine)
+    assert leases.is_gone({**mine, "started": "before"}), "the number is another's now"
+
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(leases.os, "kill", refuse)
+    assert not leases.is_gone(mine)
+    monkeypatch.setattr(leases, "_started", lambda pid: None)
+    assert not leases.is_gone(mine)
+    monkeypatch.undo()
+    assert leases.is_gone({**mine, "pid": 2**22 + 1})
+
+
+def test_whoever_lost_the_lease_is_told_and_writes_nothing_more(storage: Backend) -> None:
     lost: list[str] = []
     first = lease(storage, lost=lost)
     first.acquire()
@@ -110,7 +142,7 @@ def test_whoever_lost_the_lease_is_told_and_writes_nothing_more(storage: SqliteS
 
 
 def test_storage_that_is_busy_for_a_moment_costs_no_lease(
-    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+    storage: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = lease(storage)
     first.acquire()
@@ -126,3 +158,66 @@ def test_storage_that_is_busy_for_a_moment_costs_no_lease(
     time.sleep(TTL * 1.5)
     assert not failures and first.held
     first.release()
+
+
+def test_a_renewal_whose_answer_was_lost_costs_no_lease(
+    storage: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+    first = lease(storage, lost=lost)
+    first.acquire()
+    swap = storage.swap
+    answers = [StorageError("nobody knows")] * 2
+
+    def done_but_unheard(*arguments: object) -> bool:
+        done = swap(*arguments)  # type: ignore[arg-type]
+        if answers:
+            raise answers.pop()
+        return done
+
+    monkeypatch.setattr(storage, "swap", done_but_unheard)
+    deadline = time.monotonic() + 30
+    while answers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(TTL)  # two more renewals
+    assert not answers and first.held and not lost
+    answers.append(StorageError("nor now"))
+    with pytest.raises(StorageError):
+        first._swap(first.token)
+    first.release()
+    slot = storage.slot("leases", "shop")
+    assert slot is not None and b'"token": ""' in slot[1]
+
+
+def test_a_clock_that_goes_back_costs_no_lease(
+    storage: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+    first = lease(storage, lost=lost)
+    first.acquire()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 1_000_000)
+    time.sleep(TTL * 1.5)
+    with pytest.raises(ConfigError, match="has a runner already"):
+        lease(storage).acquire()
+    assert first.held and not lost
+    first.release()
+
+
+def test_a_holder_goes_on_when_storage_comes_back(services: Services) -> None:
+    server = services.start(Postgres)
+    spec = fresh_schema(server)
+    storage = spec.open()
+    lost: list[str] = []
+    first = lease(storage, lost=lost)
+    first.acquire()
+    server.stop()
+    time.sleep(TTL * 2)
+    server.start()
+    other = spec.open()
+    with pytest.raises(ConfigError, match="has a runner already"):
+        Lease(other, "shop", lambda: None, ttl_secs=30).acquire()
+    assert first.held and not lost
+    first.release()
+    storage.close()
+    other.close()

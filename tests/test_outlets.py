@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from dfc_runtime.batch import Batch
-from dfc_runtime.commit import CommitPolicy
 from dfc_runtime.deliver import SEGMENT, Delivery, Standing, standing_of, standing_text, unpacked
-from dfc_runtime.errors import DfcError, Rejected
+from dfc_runtime.errors import ConfigError, DfcError, Fenced, Rejected
 from dfc_runtime.events import Events
 from dfc_runtime.messages import Messages
+from dfc_runtime.outlet import _LATE, Outlet
+from dfc_runtime.policy import CommitPolicy
 from dfc_runtime.sinks import Lane, Sink, SinkFilter
 
 from .jobs.tiny_source import events
@@ -62,10 +64,12 @@ class Recorder(Sink):
 def run(
     *sinks: Sink, batches: Any = None, standing: Any = None, limit: int = 6, **named: Any
 ) -> dict[str, dict[str, Any]]:
+    policy = named.pop("policy", None)
     named.setdefault("process", lambda e: e)
-    delivery = Delivery("p", "acme", 1, sinks=sinks, batch=Batch(max_events=limit), **named)
+    named.setdefault("batch", Batch(max_events=limit))
+    delivery = Delivery("p", "acme", 1, sinks=sinks, **named)
     given = [events(0, 9), events(9, 18)] if batches is None else batches
-    (acks,) = list(delivery.run(iter(given), 0, standing or {}))
+    (acks,) = list(delivery.run(iter(given), 0, standing or {}, policy))
     return {row["sink"]: row for row in acks.to_pylist()}
 
 
@@ -111,6 +115,17 @@ def test_a_sink_that_fails_leaves_the_others_alone() -> None:
     assert (acks["bad"]["position"], acks["bad"]["events"]) == (hexed(6), 6)
     assert acks["good"]["error"] is None
     assert bad.calls == ["abort", "close"]
+
+
+@pytest.mark.parametrize("error", [Fenced("somebody else"), ConfigError("not like this")])
+def test_what_ends_the_job_is_told_with_what_the_sinks_hold(error: DfcError) -> None:
+    """And not by a failing task, which Spark would run ten times."""
+    good, bad = Recorder("good"), Recorder("bad", fail_at=9)
+    bad.error = error
+    acks = run(good, bad)
+    assert acks[""]["error"] == str(error)
+    assert bad.units == [[1, 2, 3, 4, 5, 6]] and acks["bad"]["position"] == hexed(6)
+    assert bad.calls[-1] == "close"
 
 
 def test_an_event_without_destination_is_a_lasting_failure() -> None:
@@ -192,6 +207,162 @@ def test_sinks_wait_at_the_same_time() -> None:
     assert acks["one"]["error"] is None and acks["two"]["error"] is None
 
 
+@pytest.mark.parametrize(("inflight", "ahead"), [(1, 1), (3, 3)])
+def test_so_many_batches_are_on_their_way_and_no_more(inflight: int, ahead: int) -> None:
+    """The sink stands still at the first unit: what was made ready meanwhile is one more."""
+    made: list[int] = []
+    full = threading.Event()
+
+    class Standing(Recorder):
+        def commit(self, position: str) -> None:
+            if not self.units:
+                assert full.wait(30)
+            super().commit(position)
+
+    def process(e: Events) -> Events:
+        made.append(len(e))
+        if len(made) == ahead + 1:
+            threading.Timer(0.3, full.set).start()  # time for more, if there were room
+        elif len(made) > ahead + 1:
+            assert full.is_set(), "made ready while there was no room"
+        return e
+
+    sink = Standing("a")
+    parts = [events(n, n + 6) for n in range(0, 36, 6)]
+    named: Any = {"batches": parts, "process": process}
+    acks = run(sink, batch=Batch(max_events=6, max_inflight=inflight), **named)
+    assert sink.taken == list(range(1, 37)) and len(made) == 6
+    assert acks["a"]["error"] is None
+
+
+class Held(Recorder):
+    """Stands still in one of its calls until it is let go."""
+
+    def __init__(self, id: str, call: str) -> None:
+        super().__init__(id)
+        self.call, self.back = call, threading.Event()
+
+    def hold(self, call: str) -> None:
+        assert call != self.call or self.back.wait(30)
+
+    def open(self, lane: Lane) -> str:
+        self.hold("open")
+        return super().open(lane)
+
+    def write(self, messages: Messages, events: Events) -> None:
+        super().write(messages, events)
+        self.hold("write")
+
+    def commit(self, position: str) -> None:
+        self.hold("commit")
+        super().commit(position)
+
+    def close(self) -> None:
+        self.hold("close")
+        super().close()
+
+    def give_up(self) -> None:
+        self.calls.append("give up")
+
+    def let_go(self) -> None:
+        """Returns once its own thread has let go of it."""
+        self.back.set()
+        deadline = time.monotonic() + 30
+        while ("p", self.id, 0) in _LATE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_sink_that_takes_too_long_is_given_up_and_the_others_go_on() -> None:
+    slow, good = Held("slow", "commit"), Recorder("good")
+    acks = run(slow, good, sink_deadline_secs=0.3)
+    assert good.taken == list(range(1, 19)) and acks["good"]["error"] is None
+    assert "more than 0.3 s (sink_batch_deadline_secs)" in acks["slow"]["error"]
+    assert (acks["slow"]["position"], acks["slow"]["lasting"]) == ("", False)
+    assert slow.calls == ["give up"], "its own thread is still in it"
+
+    again = Recorder("slow")
+    assert "still under way" in run(again)["slow"]["error"]
+    assert again.units == []
+    slow.let_go()
+    assert slow.calls == ["give up", "close"]
+    assert slow.units == [[1, 2, 3, 4, 5, 6]], "nothing comes behind the unit that was under way"
+    ack = run(again)["slow"]
+    assert ack["error"] is None and again.taken == list(range(1, 19))
+
+
+@pytest.mark.parametrize(
+    ("call", "calls"),
+    [
+        ("open", ["give up", "close"]),  # a client that took long to connect is kept
+        ("write", ["give up", "abort", "close"]),
+        ("commit", ["give up", "close"]),
+    ],
+)
+def test_what_a_sink_holds_that_was_given_up_is_let_go_by_its_own_thread(
+    call: str, calls: list[str]
+) -> None:
+    slow = Held("slow", call)
+    run(slow, sink_deadline_secs=0.3)
+    slow.let_go()
+    assert slow.calls == calls
+
+
+def test_a_sink_that_comes_back_just_when_it_is_given_up_stays() -> None:
+    outlet = Outlet(Recorder("a"), Lane("p"), "")
+    outlet.open()
+    outlet.give_up("too late")
+    assert (outlet.late, outlet.error) == (False, None)
+    outlet.close()
+    assert outlet.sink.calls == ["close"]  # type: ignore[attr-defined]
+
+
+ANYBODY = {"slow": Standing(("",), patience=0.3), "good": Standing(("",), patience=0.3)}
+
+
+@pytest.mark.parametrize("call", ["open", "write", "commit", "close"])
+def test_a_sink_that_nobody_needs_holds_the_others_up_for_a_moment_only(call: str) -> None:
+    slow, good = Held("slow", call), Recorder("good")
+    begin = time.monotonic()
+    acks = run(slow, good, standing=ANYBODY, policy=CommitPolicy.required("good"))
+    assert time.monotonic() - begin < 10
+    assert good.taken == list(range(1, 19)) and acks["good"]["error"] is None
+    assert call == "close" or "no answer for 0.3 s" in acks["slow"]["error"]
+    slow.let_go()
+
+
+def test_a_sink_that_is_needed_is_waited_for() -> None:
+    slow, good = Held("slow", "commit"), Recorder("good")
+    threading.Timer(1.0, slow.back.set).start()
+    policies = (CommitPolicy.required("slow"), CommitPolicy.quorum(2, "slow", "good", "none"))
+    for policy in policies:
+        acks = run(slow, good, standing=ANYBODY, policy=policy)
+        assert acks["slow"]["error"] is None and acks["good"]["error"] is None
+
+
+def test_a_slow_sink_that_moves_is_left_alone() -> None:
+    class Steady(Recorder):
+        def commit(self, position: str) -> None:
+            time.sleep(0.25)
+            super().commit(position)
+
+    slow, good = Steady("slow"), Recorder("good")
+    standing = {**ANYBODY, "slow": Standing(("",), patience=0.5)}
+    acks = run(slow, good, standing=standing, policy=CommitPolicy.required("good"))
+    assert acks["slow"]["error"] is None and len(slow.units) == 3
+
+
+def test_the_deadline_is_for_one_batch() -> None:
+    class Steady(Recorder):
+        def commit(self, position: str) -> None:
+            time.sleep(0.25)
+            super().commit(position)
+
+    sink = Steady("a")
+    assert run(sink, sink_deadline_secs=0.5)["a"]["error"] is None
+    assert len(sink.units) == 3
+
+
 def test_an_event_that_a_sink_will_never_take_is_named_and_lasts() -> None:
     sink = Recorder("a", fail_at=8)
     sink.error = Rejected({1: "too large"})
@@ -224,9 +395,10 @@ def test_sink_filters(filter: SinkFilter, kept: list[int]) -> None:
 
 
 def test_standing_travels_as_text() -> None:
-    known = {"a": Standing(("01", "02")), "b": Standing(("", ""), "why")}
-    assert standing_of(standing_text(known)) == known
-    assert standing_of(None) == {}
+    known = {"a": Standing(("01", "02"), None, 2.0), "b": Standing(("", ""), "why")}
+    policy = CommitPolicy.quorum(1, "a", "b")
+    assert standing_of(standing_text(known, policy)) == (known, policy)
+    assert standing_of(None) == ({}, None)
 
 
 def test_segments_are_unpacked(tmp_path: Path) -> None:

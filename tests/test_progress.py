@@ -119,6 +119,15 @@ def test_the_rate_falls_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> N
             ),
             "OperationalError: no such table: t",
         ),
+        (
+            RuntimeError(
+                "An error occurred while calling o125.collectToPython.\n"
+                ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage "
+                "7.0 failed 10 times, most recent failure: Lost task 0.9 in stage 7.0 (TID 16) (h "
+                "executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly"
+            ),
+            "a task has lost its worker 10 times: the workers were killed, or found no memory",
+        ),
     ],
 )
 def test_the_line_that_matters(error: Exception, line: str) -> None:

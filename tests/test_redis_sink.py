@@ -20,7 +20,7 @@ import redis
 from dfc_runtime.batch import Batch
 from dfc_runtime.columns import idempotency_key, native
 from dfc_runtime.deliver import Delivery
-from dfc_runtime.errors import ConfigError, Rejected, RoutingError, SinkError
+from dfc_runtime.errors import Barred, ConfigError, Rejected, SinkError
 from dfc_runtime.events import Events
 from dfc_runtime.messages import Messages
 from dfc_runtime.sinks import Lane, RedisSink, redis_entries
@@ -744,7 +744,7 @@ def test_logins(services: Services) -> None:
         client.execute_command("ACL SETUSER reader on >w0rds ~* +@read +info +watch +multi")
     for login, word in ((":wr0ng", "wr0ng"), ("reader:w0rds", "w0rds"), ("", "s3cr3t")):
         sink = make(server, uri=f"redis://{login}{'@' if login else ''}{where}")
-        with pytest.raises(SinkError, match=f"redis at {where}: refuses this user: ") as refused:
+        with pytest.raises(Barred, match=f"redis at {where}: refuses this user: ") as refused:
             sink.open(LANE)
         assert word not in str(refused.value) and sink.uri not in str(refused.value)
     good.close()
@@ -769,7 +769,7 @@ def test_tls(services: Services, tmp_path: Path) -> None:
     sink.close()
     with redis.Redis(port=server.port) as client:
         assert numbers(client) == list(range(1, 20_003))
-    with pytest.raises(SinkError, match="certificate verify failed"):
+    with pytest.raises(Barred, match="certificate verify failed"):
         make(server, uri=f"rediss://127.0.0.1:{port}").open(LANE)
     server.stop()
 
@@ -822,7 +822,7 @@ def test_an_entry_too_large_is_rejected_by_its_row(
 @pytest.mark.parametrize(
     ("to", "why"),
     [
-        (lambda i: None if i == 2 else "s", "missing or null"),
+        (lambda i: None if i == 2 else "s", "no destination"),
         (lambda i: "" if i == 2 else "s", "stream is empty"),
     ],
 )
@@ -831,8 +831,9 @@ def test_events_without_a_stream(
 ) -> None:
     sink = make(redis_server)
     sink.open(LANE)
-    with pytest.raises(RoutingError, match=f"event dfid:v1:tsrow:{2:032x}: .*{why}"):
+    with pytest.raises(Rejected, match=why) as rejected:
         sink.write(*unit(1, 3, to))
+    assert list(rejected.value.rows) == [1]
     sink.close()
 
 

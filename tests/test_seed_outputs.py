@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import pytest
-from dfc_runtime.replay import Case, Replay, _load, replay
+from dfc_runtime.replay import Case, Replay, load_job, replay
 
 from .goldens import GOLDEN
 from .specs import CONSOLE, KAFKA, MYSQL, POSTGRES, TURSO, Json, Result, having, spec
@@ -24,7 +24,7 @@ def run(job: str, name: str, *events: Json) -> dict[str, list[Message]]:
     case = Case("x.yaml", "x.test", name, "acme", job, journal=False, named=True)
     made = Replay()
     lines = "".join(f"{e if isinstance(e, str) else json.dumps(e)}\n" for e in events)
-    replay(_load(case), case, lines, made)
+    replay(load_job(name, job), case, lines, made)
     assert "dead-letters.jsonl" not in made.files
     return {
         path.removeprefix("expected/").removesuffix(".jsonl"): [Message(line) for line in messages]

@@ -65,6 +65,9 @@ class ScriptedLog:
         ]
         return [pa.RecordBatch.from_pylist(rows, SCHEMA)]
 
+    def copied(self) -> bool:
+        return True
+
     def quiet(self) -> float:
         return self.quiet_for
 

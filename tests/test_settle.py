@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from dfc_runtime import commit
-from dfc_runtime.commit import CommitPolicy, Settle, Stopped
+from dfc_runtime.commit import Settle, Stopped
 from dfc_runtime.deliver import standing_of
-from dfc_runtime.errors import ConfigError, ProcessorError
+from dfc_runtime.errors import ConfigError, Ended, StorageError, TakenOver
 from dfc_runtime.ledger import Ledger
+from dfc_runtime.policy import CommitPolicy
 from dfc_runtime.positions import Positions
+from dfc_runtime.storage import SqliteStorage
+
+from .services import Postgres
+from .services.fixtures import Services
+from .storages import fresh_schema
 
 
 class Reporter:
@@ -145,13 +152,40 @@ def test_an_optional_sink_is_stuck_and_the_others_go_on() -> None:
     assert one.positions.start == "06" and one.positions.start_without(one.stuck) == "09"
 
 
+def test_a_sink_that_has_recovered_is_stuck_no_more() -> None:
+    """Later it may fail of something that passes, and is gone back for."""
+    one = settle("a", "b")
+    one.stop = Stop(9)
+    bad = [ack("a", "09"), ack("b", "06", LOST), ack("", "09")]
+    one(Epoch(bad, [ack("a", "09"), ack("b", "09"), ack("", "09")]), 0)
+    assert one.stuck == set()
+
+
+def test_a_sink_that_was_left_behind_has_more_time_when_it_comes_back() -> None:
+    """Else a batch that takes it longer than the others wait would be begun again for ever."""
+    one = settle("a", "b", required=("a",))
+    told: list[float | None] = []
+
+    class Told(Epoch):
+        def setLocalProperty(self, name: str, value: str) -> None:
+            told.append(standing_of(value)[0]["b"].patience)
+
+    for error in ("no answer", "no answer", None, None):
+        one(Told([ack("a", "09"), ack("b", "06", error), ack("", "09")]), 0)
+        one.away.clear()  # as when it is gone back for
+    assert told == [2.0, 4.0, 8.0, 2.0]
+    one.patient = True
+    one(Told([ack("a", "09"), ack("b", "09"), ack("", "09")]), 0)
+    assert told[-1] is None, "nobody waits behind the last epoch"
+
+
 def test_the_tasks_are_told_what_was_counted() -> None:
     one = settle("a")
     told = []
 
     class Told(Epoch):
         def setLocalProperty(self, name: str, value: str) -> None:
-            told.append(standing_of(value)[""].positions)
+            told.append(standing_of(value)[0][""].positions)
 
     for end in ("05", "09", "07"):  # the last one after going back
         one(Told([ack("a", end), ack("", end)]), 0)
@@ -176,7 +210,7 @@ def test_a_processor_that_fails_ends_the_job_and_keeps_what_was_committed() -> N
     """What was read up to the failure is not delivered, so no sink may be taken to stand there."""
     one = settle("archive")
     rows = [ack("archive", "02"), ack("", "09", "script `s`, line 3: TypeError")]
-    with pytest.raises(ProcessorError, match="line 3: TypeError"):
+    with pytest.raises(Ended, match="line 3: TypeError"):
         one(Epoch(rows), 1)
     assert one.positions.of("archive") == ("02",)
 
@@ -186,3 +220,88 @@ def test_events_that_come_again_are_counted_once() -> None:
     ledger.count("outbox", "non_insert", pa.array(["01", "02", "03"]))
     assert ledger.counts == {("outbox", "non_insert"): 1}
     assert Ledger().text() is None
+
+
+# --- storage that is away --------------------------------------------------------------------
+
+
+def away(storage: SqliteStorage, *reasons: str) -> None:
+    """Refuses that many writes, each for its reason."""
+    left, put_all = list(reasons), storage.put_all
+
+    def refuse(*given: Any, **named: Any) -> None:
+        if left:
+            raise StorageError(left.pop(0))
+        put_all(*given, **named)
+
+    storage.put_all = refuse  # type: ignore[method-assign]
+
+
+def kept(storage: SqliteStorage) -> Settle:
+    one = settle("a")
+    one.positions = Positions(storage, "p", "s", ["a"], 1)
+    return one
+
+
+def test_a_job_waits_for_storage_and_goes_on(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "state.db")
+    one = kept(storage)
+    one.stop = stop = Stop(9)
+    away(storage, "locked", "locked", "locked", "full")
+    one(Epoch([ack("a", "05"), ack("", "05")]), 0)  # run once: the sink has it
+    assert Positions(storage, "p", "s", ["a"], 1).of("a") == ("05",)
+    assert one.reporter.news == [  # type: ignore[attr-defined]
+        ("warning", "waiting for storage", {"reason": "locked"}),
+        ("warning", "waiting for storage", {"reason": "full"}),
+        ("info", "storage is back", {}),
+        ("settled", 1),
+    ]
+    assert len(stop.pauses) == 4 and stop.pauses[0] < 0.2 < stop.pauses[3]
+    one(Epoch([ack("a", "06"), ack("", "06")]), 1)
+    assert Positions(storage, "p", "s", ["a"], 1).of("a") == ("06",)
+    storage.close()
+
+
+def test_a_stop_ends_the_waiting_and_the_epoch_comes_again(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "state.db")
+    one = kept(storage)
+    one.stop = Stop(3)
+    away(storage, *["locked"] * 9)
+    with pytest.raises(Stopped):
+        one(Epoch([ack("a", "05"), ack("", "05")]), 0)
+    assert one.stopped and Positions(storage, "p", "s", ["a"], 1).of("a") == ("",)
+    storage.close()
+
+
+def test_whoever_was_replaced_while_storage_was_away_keeps_nothing(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "state.db")
+    storage.swap("leases", "p", 0, b"other")
+    one = settle("a")
+    one.positions = Positions(storage, "p", "s", ["a"], 1, guard=("leases", "p", "mine"))
+    one.stop = Stop(9)
+    away(storage, "gone")
+    with pytest.raises(TakenOver):
+        one(Epoch([ack("a", "05"), ack("", "05")]), 0)
+    storage.close()
+
+
+def test_a_server_that_is_stopped_in_mid_run(services: Services) -> None:
+    server = services.start(Postgres)
+    spec = fresh_schema(server)
+    storage = spec.open()
+    one = settle("a")
+    one.positions = Positions(storage, "p", "s", ["a"], 1)
+    one(Epoch([ack("a", "05"), ack("", "05")]), 0)
+    server.stop()
+
+    class Restart(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if not server.running:
+                server.start()
+            return False
+
+    one.stop = Restart()
+    one(Epoch([ack("a", "06"), ack("", "06")]), 1)
+    assert ("info", "storage is back", {}) in one.reporter.news  # type: ignore[attr-defined]
+    assert Positions(storage, "p", "s", ["a"], 1).of("a") == ("06",)
+    storage.close()

@@ -21,9 +21,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from dfc_runtime.batch import Piece
 from dfc_runtime.columns import native, table_key
-from dfc_runtime.deliver import Outlet
 from dfc_runtime.events import Events, arrow_schema
 from dfc_runtime.messages import Messages
+from dfc_runtime.outlet import Outlet
 from dfc_runtime.sinks import KafkaSink, Lane
 from dfc_runtime.sinks.kafka_client import Settings
 

@@ -15,6 +15,7 @@ import pytest
 
 from . import Kafka, MariaDB, Nats, Postgres, Redis, Server
 from .install import install
+from .mysql import MySQL
 from .processes import Guard
 
 S = TypeVar("S", bound=Server)
@@ -68,6 +69,12 @@ def services() -> Iterator[Services]:
 @pytest.fixture(scope="session")
 def mariadb_server(services: Services) -> MariaDB:
     return services.start(MariaDB, keep=True)
+
+
+@pytest.fixture(scope="session")
+def mysql_server(services: Services) -> MySQL:
+    """For tests with the mark `mysql`."""
+    return services.start(MySQL, keep=True)
 
 
 @pytest.fixture(scope="session")

@@ -34,8 +34,8 @@ class Jar:
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file}"
 
 
-def listed() -> list[Jar]:
-    lines = LIST.read_text(encoding="utf-8").splitlines()
+def listed(of: Path = LIST) -> list[Jar]:
+    lines = of.read_text(encoding="utf-8").splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     return [Jar(*f"{coordinates}:{sha256}".split(":")) for coordinates, sha256 in rows]
 
@@ -81,18 +81,23 @@ def fetch() -> None:
 
 
 def _fetch(base: str, jar: Jar, there: Path) -> None:
+    content = download(base, jar, LIST)
+    part = there / f"{jar.file}.{os.getpid()}.part"
+    part.write_bytes(content)
+    part.rename(there / jar.file)
+
+
+def download(base: str, jar: Jar, of: Path) -> bytes:
     url = f"{base}/{jar.path}"
     for attempt in range(3):
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
-                content = answer.read()
+                content: bytes = answer.read()
             break
         except (OSError, urllib.error.URLError) as error:
             if attempt == 2:
                 hint = "MAVEN_REPO names another Maven repository"
-                raise ServiceError(f"kafka: {url}: {error} ({hint})") from error
+                raise ServiceError(f"{url}: {error} ({hint})") from error
     if (found := hashlib.sha256(content).hexdigest()) != jar.sha256:
-        raise ServiceError(f"kafka: {url} has checksum {found}, not {jar.sha256} of {LIST.name}")
-    part = there / f"{jar.file}.{os.getpid()}.part"
-    part.write_bytes(content)
-    part.rename(there / jar.file)
+        raise ServiceError(f"{url} has checksum {found}, not {jar.sha256} of {of.name}")
+    return content

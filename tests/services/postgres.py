@@ -6,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 
+from . import postgres_versions
 from .base import DATABASE, HOST, PASSWORD, USER, Server, succeeds, which
 
 
@@ -39,6 +40,9 @@ class Postgres(Server):
 
     @staticmethod
     def program(name: str) -> str:
+        other = postgres_versions.asked()
+        if other is not None and (other / name).exists():
+            return str(other / name)
         return str(which(name, _folders()))
 
     def initialise(self) -> None:
@@ -53,7 +57,9 @@ class Postgres(Server):
         self._run(self.program("initdb"), "-D", self.data, *options)
         # Not through initdb's password file, which the server's user might not be able to read.
         account = f"ALTER ROLE {USER} PASSWORD '{PASSWORD}';\nCREATE DATABASE {DATABASE};\n"
-        options = ["--single", "-D", str(self.data), "-c", "fsync=off", "postgres"]
+        # Version 13 would keep the password in a form that pg_hba.conf does not ask for.
+        settings = ["-c", "fsync=off", "-c", "password_encryption=scram-sha-256"]
+        options = ["--single", "-D", str(self.data), *settings, "postgres"]
         self._run(self.program("postgres"), *options, given=account)
         allowed = [f"host {what} all {HOST}/32 scram-sha-256\n" for what in ("all", "replication")]
         (self.data / "pg_hba.conf").write_text("".join(allowed), encoding="utf-8")
@@ -64,6 +70,7 @@ class Postgres(Server):
             "max_replication_slots": 50,
             "max_wal_senders": 50,
             "timezone": "UTC",
+            "password_encryption": "scram-sha-256",
             "fsync": "on" if self.durable else "off",
             **self.config,
             "listen_addresses": HOST,
