@@ -33,6 +33,7 @@ EOF
         say "  bench [NAME]      benchmarks, all or one"
     fi
     cat <<'EOF'
+  chaos [ARGS]      kill running pipelines at random and count what each sink holds; --kills N, --help
   run FILE [ARGS]   dfc run FILE ARGS
   dfc [ARGS]        any other dfc command, in the project's environment
   up [NAME...]      start mariadb, postgres, kafka, redis and nats, or those named; install what is missing
@@ -256,12 +257,13 @@ quiet_unless_failing() {
     }
 }
 
-# Those that take minutes wait for Spark most of the time, so the others run meanwhile.
+# Those that take minutes wait for Spark most of the time, so the others run meanwhile. More of them at once
+# than that, and Spark gives up waiting for its own processes.
 all_tests() {
     local long code=0
-    python -m pytest -m minutes >"$DEV/long-tests.txt" 2>&1 &
+    python -m pytest -m minutes -n 2 --dist worksteal >"$DEV/long-tests.txt" 2>&1 &
     long=$!
-    python -m pytest -m "not minutes" || code=1
+    python -m pytest -m "not minutes and not soak" -n 2 --dist worksteal || code=1
     say "those that take minutes:"
     wait "$long" || code=1
     cat "$DEV/long-tests.txt"
@@ -272,13 +274,13 @@ run_tests() {
     local failed='' started=$SECONDS installing
     setup
     # Servers that are missing come while the linters run. Where they cannot be had, the tests that need
-    # them fail and the others are worth running.
-    python -m tests.services install >"$DEV/install.txt" 2>&1 &
+    # them fail and the others are worth running. Without Java's archive everything only starts later.
+    { python -m tests.services install; python -m dfc_runtime.archive; } >"$DEV/install.txt" 2>&1 &
     installing=$!
     heading "lint"
     lint || failed="$failed lint"
     wait "$installing" || true
-    cat "$DEV/install.txt"
+    grep '^services:' "$DEV/install.txt" || true
     heading "tests"
     if [ $# -gt 0 ]; then python -m pytest "$@"; else all_tests; fi || failed="$failed tests"
     [ -z "$failed" ] || die "failed:$failed (after $((SECONDS - started)) s)"
@@ -443,6 +445,10 @@ main() {
         [ -f tests/bench/run.py ] || unknown bench
         setup
         exec python tests/bench/run.py "$@"
+        ;;
+    chaos)
+        setup
+        exec python -m tests.chaos "$@"
         ;;
     run) dfc_from_caller run "$@" ;;
     dfc) dfc_from_caller "$@" ;;
