@@ -26,10 +26,22 @@ pytestmark = pytest.mark.spark
 PROBE = 1_000_000  # ids from here on only show that the job has begun to read
 
 
+# Servers of our own: the examples have names that other tests have too.
+
+
 @pytest.fixture(scope="module")
 def database(services: Services) -> MariaDB:
-    """One of our own: the examples have names that other tests have too."""
     return services.start(MariaDB)
+
+
+@pytest.fixture(scope="module")
+def kafka_server(services: Services) -> Kafka:
+    return services.start(Kafka)
+
+
+@pytest.fixture(scope="module")
+def redis_server(services: Services) -> Redis:
+    return services.start(Redis)
 
 
 Start = Callable[[str, Callable[[int], object], dict[str, str]], Run]

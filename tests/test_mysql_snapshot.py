@@ -287,8 +287,10 @@ def test_a_copied_row_is_byte_for_byte_what_the_log_makes_of_it(shop: Writer) ->
         )
     from_log = [row for batch in batches(log) for row in batch.to_pylist()]
     log.close()
-    rows = copied(snapshot(shop, "kinds", size=4))
-    assert len(rows) == len(SAMPLES)
+    # Chunks are read side by side, so they come in any order.
+    rows = sorted(
+        copied(snapshot(shop, "kinds", size=4)), key=lambda row: json.loads(row["after"])["id"]
+    )
     for told, row in zip(from_log, rows, strict=True):
         assert row["op"] == "r"
         for name in ("after", "primary_key", "db", "table", "schema"):

@@ -44,7 +44,7 @@ def test_kafka_hides_what_an_aborted_transaction_wrote(kafka_server: Kafka) -> N
 
     brokers = {"bootstrap.servers": kafka_server.env()["KAFKA_BROKERS"]}
     admin = AdminClient(brokers)
-    admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
+    admin.create_topics([NewTopic("aborted", 1, 1)])["aborted"].result(20)
     producer = Producer({**brokers, "transactional.id": "t", "compression.type": "zstd"})
     producer.init_transactions(20)
     for value, end in (
@@ -52,12 +52,12 @@ def test_kafka_hides_what_an_aborted_transaction_wrote(kafka_server: Kafka) -> N
         (b"kept", producer.commit_transaction),
     ):
         producer.begin_transaction()
-        producer.produce("orders", key=b"k", value=value, headers={"h": b"1"})
+        producer.produce("aborted", key=b"k", value=value, headers={"h": b"1"})
         producer.flush(20)
         end(20)
     group = {"group.id": "g", "enable.auto.commit": False}
     consumer = Consumer({**brokers, **group, "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition("orders", 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition("aborted", 0, OFFSET_BEGINNING)])
     message = consumer.poll(20)
     assert message is not None and message.error() is None
     assert (message.key(), message.value(), message.headers()) == (b"k", b"kept", [("h", b"1")])
@@ -123,8 +123,8 @@ def test_redis_keeps_a_stream(redis_server: Redis) -> None:
     import redis
 
     with redis.Redis.from_url(redis_server.env()["REDIS_URI"]) as client:
-        entry = client.xadd("orders", {"op": "c"})
-        assert client.xrange("orders") == [(entry, {b"op": b"c"})]
+        entry = client.xadd("kept", {"op": "c"})
+        assert client.xrange("kept") == [(entry, {b"op": b"c"})]
 
 
 def test_nats_drops_a_message_whose_id_it_has_seen(nats_server: Nats) -> None:
