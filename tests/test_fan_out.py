@@ -15,6 +15,7 @@ from .nats_streams import Streams
 from .outputs import kafka_messages, redis_entries
 from .running import ROOT, Run
 from .services import Kafka, Nats, Redis
+from .services.fixtures import of_its_own
 
 pytestmark = pytest.mark.spark
 
@@ -25,6 +26,8 @@ CREATE TABLE order_items (id INTEGER PRIMARY KEY, order_id INTEGER, sku TEXT);
 """
 ORDER = {"id": 1, "customer_id": 1, "total": 1500.00, "status": "pending"}
 NAME = "orders-fan-out-sqlite"
+
+kafka_server, redis_server, nats_server = (of_its_own(kind) for kind in (Kafka, Redis, Nats))
 
 
 def test_the_document_s_three_outputs(

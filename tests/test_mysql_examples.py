@@ -19,30 +19,15 @@ from .mysql_logs import Writer
 from .nats_streams import Streams
 from .running import ROOT, Run
 from .services import Kafka, MariaDB, Nats, Redis
-from .services.fixtures import Services
+from .services.fixtures import of_its_own
 
 pytestmark = pytest.mark.spark
 
 PROBE = 1_000_000  # ids from here on only show that the job has begun to read
 
 
-# Servers of our own: the examples have names that other tests have too.
-
-
-@pytest.fixture(scope="module")
-def database(services: Services) -> MariaDB:
-    return services.start(MariaDB)
-
-
-@pytest.fixture(scope="module")
-def kafka_server(services: Services) -> Kafka:
-    return services.start(Kafka)
-
-
-@pytest.fixture(scope="module")
-def redis_server(services: Services) -> Redis:
-    return services.start(Redis)
-
+database, kafka_server = of_its_own(MariaDB), of_its_own(Kafka)
+redis_server, nats_server = of_its_own(Redis), of_its_own(Nats)
 
 Start = Callable[[str, Callable[[int], object], dict[str, str]], Run]
 

@@ -22,7 +22,7 @@ from .nats_streams import Streams
 from .outputs import kafka_messages, redis_entries
 from .running import PATIENCE_SECS, ROOT
 from .services import Kafka, MariaDB, Nats, Postgres, Redis
-from .services.fixtures import Services
+from .services.fixtures import of_its_own
 
 pytestmark = [pytest.mark.spark, pytest.mark.minutes]
 
@@ -75,9 +75,8 @@ class Jobs:
         os.close(self._answers)
 
 
-@pytest.fixture(scope="module")
-def database(services: Services) -> MariaDB:
-    return services.start(MariaDB)
+database, kafka_server = of_its_own(MariaDB), of_its_own(Kafka)
+redis_server, nats_server = of_its_own(Redis), of_its_own(Nats)
 
 
 @pytest.fixture(scope="module")

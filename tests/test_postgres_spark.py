@@ -22,6 +22,7 @@ from .outputs import file_lines, kafka_messages
 from .postgres_logs import Shop, shop
 from .running import PATIENCE_SECS, ROOT, Run
 from .services import Kafka, Nats, Postgres
+from .services.fixtures import of_its_own
 
 pytestmark = [pytest.mark.spark]
 
@@ -178,6 +179,9 @@ def run_example(db: Shop, folder: Path, name: str, slot: str, env: dict[str, str
     finally:
         run.kill()
     assert db.execute(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'")
+
+
+kafka_server, nats_server = of_its_own(Kafka), of_its_own(Nats)
 
 
 @pytest.mark.minutes

@@ -133,12 +133,11 @@ def test_nats_drops_a_message_whose_id_it_has_seen(nats_server: Nats) -> None:
     async def publish_twice() -> tuple[Any, Any, int]:
         client = await nats.connect(nats_server.env()["NATS_URL"])
         stream = client.jetstream()
-        await stream.add_stream(name="ORDERS", subjects=["orders.>"])
+        await stream.add_stream(name="TWICE", subjects=["twice.>"])
         acks = [
-            await stream.publish("orders.new", b"{}", headers={"Nats-Msg-Id": "1"})
-            for _ in range(2)
+            await stream.publish("twice.new", b"{}", headers={"Nats-Msg-Id": "1"}) for _ in range(2)
         ]
-        held = (await stream.stream_info("ORDERS")).state.messages
+        held = (await stream.stream_info("TWICE")).state.messages
         await client.close()
         return acks[0].duplicate, acks[1].duplicate, held
 

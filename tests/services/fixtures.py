@@ -97,6 +97,16 @@ def nats_server(services: Services) -> Nats:
     return services.start(Nats, keep=True)
 
 
+def of_its_own(server: type[S]) -> Any:
+    """A server for one module, whose names others have too: `kafka_server = of_its_own(Kafka)`."""
+
+    @pytest.fixture(scope="module")
+    def started(services: Services) -> S:
+        return services.start(server)
+
+    return started
+
+
 @pytest.fixture(autouse=True, scope="module")
 def servers_of_a_module(services: Services) -> Iterator[None]:
     since = services.passing()
