@@ -314,6 +314,7 @@ def test_server_that_is_away_is_worth_another_try(db: Shop) -> None:
         ('FATAL:  password authentication failed for user "u"', "", False),
         ('FATAL:  database "x" does not exist', "", False),
         ("SSL error: certificate verify failed", "", False),
+        ("SSL error: tlsv1 alert unknown ca", "", False),
         ('FATAL:  no pg_hba.conf entry for host "::1"', "", False),
         ("server does not support SSL, but SSL was required", "", False),
         ("permission denied for table t", "42501", False),

@@ -43,6 +43,8 @@ _REFUSED = (
     "sslmode",
     "sslrootcert",
     "does not support ssl",
+    "unknown ca",
+    "unsupported protocol",
     "does not exist",
     "not permitted to log in",
     "permission denied",
