@@ -20,7 +20,7 @@ import confluent_kafka
 import confluent_kafka.cimpl
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -30,6 +30,7 @@ from confluent_kafka.admin import (
     ConfigEntry,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourcePatternType,
     ResourceType,
 )
@@ -470,7 +471,7 @@ def test_wrong_password(secure: Kafka, exactly_once: bool) -> None:
     began = time.monotonic()
     with pytest.raises(Barred, match=r"do not let it in: .*uthentication failed") as refused:
         sink.open(Lane("p"))
-    assert time.monotonic() - began < 10  # of 30
+    assert time.monotonic() - began < 25  # of 30
     assert "hunter2" not in str(refused.value)
     assert "hunter2-hunter2" in sink.secrets
     assert "hunter2" not in reason(ValueError("x hunter2-hunter2"), sink.secrets)
@@ -483,7 +484,7 @@ def test_unknown_certificate(secure: Kafka) -> None:
     began = time.monotonic()
     with pytest.raises(Barred, match=r"do not let it in: .*certificate"):
         sink.open(Lane("p"))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_rights(services: Services) -> None:
@@ -498,7 +499,7 @@ def test_rights(services: Services) -> None:
     began = time.monotonic()
     with pytest.raises(Barred, match=rf"topic {topic}: .*; the user of this sink lacks"):
         sink.write(*unit(1, 3, topic))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     allow(server, ResourceType.TOPIC, topic, "DESCRIBE")
     sink.open(Lane(topic))
     with pytest.raises(SinkError, match=r"AUTHORIZATION_FAILED\); the user of this sink lacks"):
@@ -711,6 +712,25 @@ def patiently(sink: KafkaSink, lane: Lane) -> str:
                 raise
 
 
+def until_ended(server: Kafka, *topics: str) -> None:
+    """Waits until no transaction is open in them.
+
+    A single broker that dies between its word and the marks that end a transaction may forget the marks
+    (seen with Kafka 4.3): it then stays open until somebody ends it by hand.
+    """
+    admin = AdminClient({"bootstrap.servers": server.address})
+    places = {TopicPartition(topic, 0): OffsetSpec.latest() for topic in topics}
+    deadline = time.monotonic() + 60
+
+    def ends(level: IsolationLevel) -> list[int]:
+        asked = admin.list_offsets(places, isolation_level=level)
+        return [asked[place].result(20).offset for place in places]
+
+    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def later(secs: float, what: Callable[[], None]) -> threading.Thread:
     thread = threading.Timer(secs, what)
     thread.start()
@@ -735,6 +755,7 @@ def test_broker_gone_for_longer_than_the_timeout(fragile: Kafka, exactly_once: b
     sink = make(fragile, exactly_once=exactly_once, send_timeout_secs=2)
     patiently(sink, Lane(topic))
     put(sink, 1, 3, topic)
+    until_ended(fragile, topic, *([POSITIONS] if exactly_once else []))
     sink.write(*unit(4, 6, topic))
     fragile.kill()
     try:
@@ -743,7 +764,7 @@ def test_broker_gone_for_longer_than_the_timeout(fragile: Kafka, exactly_once: b
             sink.write(*unit(7, 9, topic))
             sink.commit(at(9))
         sink.abort()
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
         with pytest.raises(SinkError):
             sink.open(Lane(topic))
     finally:
@@ -832,7 +853,7 @@ def test_predecessor_cut_off_in_its_commit_does_not_hold_up(kafka_server: Kafka)
     gone.flush(10)
     began = time.monotonic()
     assert make(kafka_server, exactly_once=True).open(Lane(topic)) == ""
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "not the 60 s that a transaction may be open"
     assert read(kafka_server, topic) == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -77,12 +76,10 @@ class Shop:
         files = [*sorted(folder.glob("[!.]*.jsonl")), *sorted(folder.glob(".*.part"))]
         return [number(line) for path in files for line in path.read_bytes().split(b"\n")[:-1]]
 
-    def seconds(self, run: Run) -> float:
-        """How long new rows take to the files."""
-        begin = time.monotonic()
+    def deliver(self, run: Run) -> None:
+        """New rows, until they are in the files."""
         self.write()
-        run.until(lambda: self.in_files() == self.written, "in the files", 60)
-        return time.monotonic() - begin
+        run.until(lambda: self.in_files() == self.written, "in the files")
 
 
 def number(event: bytes) -> int:
@@ -96,7 +93,9 @@ def test_frozen_sinks_hold_nobody_up_and_come_back_one_by_one(
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(30)
     env = {**kafka.env(), **redis.env()}
-    shop = Shop(tmp_path, REDIS + KAFKA)
+    # Longer than this test would ever wait.
+    sinks = (REDIS + KAFKA).replace("required: false", "required: false, send_timeout_secs: 300")
+    shop = Shop(tmp_path, sinks)
 
     def in_redis() -> list[int]:
         return [number(e[b"df-event"]) for e in redis_entries(env["REDIS_URI"], "orders")]
@@ -111,15 +110,17 @@ def test_frozen_sinks_hold_nobody_up_and_come_back_one_by_one(
             run.until(lambda place=place: place() == shop.written, "everywhere")
         with kafka.paused():
             with redis.paused():
-                assert shop.seconds(run) < 10, "their own timeouts are 5 and 30 s"
-                assert max(shop.seconds(run) for _ in range(3)) < 5, "no longer tried at all"
-                assert {e["sink"] for e in run.events("sink left behind")} == {"cache", "bus"}
+                for _ in range(4):
+                    shop.deliver(run)
+                left = [e["sink"] for e in run.events("sink left behind")]
+                assert sorted(left) == ["bus", "cache"], "once each: they are not tried again"
             # Redis is back, and Kafka is not: it keeps neither Redis nor the files from going on.
-            run.until(lambda: in_redis() == shop.written, "all in Redis", 60)
+            run.until(lambda: in_redis() == shop.written, "all in Redis")
             back = run.events("going back for sinks left behind")
             assert all(e["sinks"] == ["cache"] for e in back)
-            assert max(shop.seconds(run) for _ in range(3)) < 10
-        run.until(lambda: in_kafka() == shop.written, "all in Kafka", 120)
+            shop.write()
+            run.until(lambda: in_redis() == shop.in_files() == shop.written, "in both")
+        run.until(lambda: in_kafka() == shop.written, "all in Kafka")
         run.until(lambda: in_redis() == shop.written, "all in Redis")
         run.stop()
     finally:
@@ -137,15 +138,15 @@ def test_a_quorum_that_loses_a_second_sink_goes_on_with_the_first_when_that_is_b
     env = {**kafka.env(), **redis.env()}
     run = shop.start(env)
     try:
-        assert shop.seconds(run) < 60
+        shop.deliver(run)
         redis.stop()
-        shop.seconds(run)
+        shop.deliver(run)
         run.until(lambda: run.events("sink left behind"), "left Redis behind")
         kafka.stop()
         shop.write()
         run.until(lambda: run.events("blocked"), "blocked")
         redis.start()
-        run.until(lambda: run.events("unblocked"), "went on with Redis", 120)
+        run.until(lambda: run.events("unblocked"), "went on with Redis")
         entries = [number(e[b"df-event"]) for e in redis_entries(env["REDIS_URI"], "orders")]
         assert entries == shop.written == shop.in_files()
         run.stop()
@@ -170,7 +171,7 @@ def test_storage_that_is_locked_or_refuses_writes_is_waited_for(tmp_path: Path) 
         run.until(lambda: shop.in_files() == shop.written, "in the files")
 
     try:
-        assert shop.seconds(run) < 60
+        shop.deliver(run)
         with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             waits("another process has locked it")

@@ -655,7 +655,7 @@ def test_a_frozen_server_is_given_up_and_nothing_is_stored_twice(services: Servi
         target.abort()
         with pytest.raises(SinkError, match=r"no answer in time"):
             sink(streams.url, name, **settings).open(Lane("p"))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     for _ in range(50):
         again = sink(streams.url, name, **settings)
         try:

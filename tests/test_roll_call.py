@@ -93,5 +93,5 @@ def test_one_that_hangs_is_waited_for_no_longer_than_there_is_time(
     for needed, seconds in (("a", 0.1), ("b", 0.5)):
         begin = time.monotonic()
         assert call(CommitPolicy.required(needed), Answer("a"), hangs) == [("b", "no answer yet")]
-        assert seconds <= time.monotonic() - begin < seconds + 5
+        assert seconds <= time.monotonic() - begin < seconds + 30
     end.set()

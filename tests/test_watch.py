@@ -136,7 +136,7 @@ def test_a_stop_does_not_wait_long_for_an_attempt_that_failed_before(
     run.settle.stop.set()
     begin = time.monotonic()
     run.watch.run()
-    assert 0.05 <= time.monotonic() - begin < 5
+    assert 0.05 <= time.monotonic() - begin < 30
     assert run.queries[0].ended and run.settle.cut
 
     class Cancelled:
@@ -185,12 +185,12 @@ def test_a_sink_that_takes_long_to_answer_does_not_hold_a_stop_up(run: Run) -> N
     def answers(sink: Any) -> bool:
         asked.set()
         run.settle.stop.set()
-        return end.wait(20) and False
+        return end.wait(60) and False
 
     run.watch._answers = answers  # type: ignore[method-assign]
     begin = time.monotonic()
     run.watch.run()
-    assert asked.is_set() and time.monotonic() - begin < 10
+    assert asked.is_set() and time.monotonic() - begin < 50
     assert len(run.queries) == 1 and run.queries[0].ended
     end.set()
 
@@ -201,7 +201,7 @@ def test_a_sink_that_answers_comes_back_without_one_that_does_not(run: Run) -> N
     run.settle.positions.advance(positions, {})
     run.settle.away.update(b="left behind: no answer", c="left behind: no answer")
     end = threading.Event()
-    run.watch._answers = lambda sink: sink.id == "b" or end.wait(20)  # type: ignore[method-assign]
+    run.watch._answers = lambda sink: sink.id == "b" or end.wait(60)  # type: ignore[method-assign]
     start = run.watch._start
 
     def once(checkpoint: str) -> Any:

@@ -48,6 +48,13 @@ _ABORT_SECS = 5.0
 _STEP_SECS = 1.0
 
 
+# Whose, the client cannot tell. Its own it has just ended.
+_OPEN = (
+    "a transaction is open in it: brokers end one that was left after its `transaction.timeout.ms`; if it "
+    "stays, they have lost its end in a crash, and `kafka-transactions.sh find-hanging` and `abort` end it"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Where a lane stands, and who writes it."""
@@ -183,9 +190,7 @@ class PositionLog:
                 while self._at < end and (wait or not at_end):
                     if time.monotonic() > deadline:
                         why = self._heard.refused or self._heard.last
-                        raise self._error(
-                            "cannot be read to its end", why or "a transaction may be open in it"
-                        )
+                        raise self._error("cannot be read to its end", why or _OPEN)
                     for message in self._consumer.consume(1000, 0.05):
                         at_end = self._take(message)
             finally:
