@@ -58,6 +58,7 @@ class Settle:
         stop: threading.Event,
         ceiling: Callable[[], str | None] = lambda: None,
         patient: bool = False,
+        follow_secs: float = 0,
     ) -> None:
         self.policy = policy
         self.positions = positions
@@ -66,6 +67,7 @@ class Settle:
         self.stop = stop
         self.ceiling = ceiling
         self.patient = patient  # nothing comes behind this epoch that would have to wait
+        self.follow_secs = follow_secs  # how long tasks go on with what comes while they deliver
         self.away: dict[str, str] = {}  # optional sinks that miss an epoch, and why
         self.stuck: set[str] = set()  # those whose failure will not go away by itself
         self._patience: dict[str, float] = {}  # of those that were left behind, for the next time
@@ -73,7 +75,9 @@ class Settle:
         self.blocked = False  # the epoch has failed at least once, and is tried again
         self.cut = False  # whoever watches has given up waiting for the attempt under way
         self._said: set[str] = set()  # warnings that come once
-        self._settled = ""  # end of the furthest epoch: what comes again is not counted again
+        self._settled = ""  # how far events were settled: what comes again is not counted again
+        self._ceiling: str | None = None  # what the source had when it was opened
+        self._checked: set[str] = set()  # sinks that were not ahead of that
         self.stopped = False  # gave up an epoch because a stop was asked for
 
     def __call__(self, acks: Any, epoch: int) -> None:
@@ -136,9 +140,14 @@ class Settle:
         standing[SOURCE_ROW] = Standing((self._settled,) * self.positions.lanes)
         # A job property reaches the tasks on any cluster, and is read anew for every attempt.
         acks.sparkSession.sparkContext.setLocalProperty(
-            STANDING, standing_text(standing, self.policy)
+            STANDING, standing_text(standing, self.policy, self._follow_secs())
         )
         return list(acks.collect())
+
+    def _follow_secs(self) -> float:
+        """Not while something fails, and not before the sinks are known to belong to the source."""
+        at_ease = self._checked >= set(self.sinks) - self.away.keys() and not self.blocked
+        return self.follow_secs if at_ease and not self.stop.is_set() else 0
 
     def _patience_for(self, sink: str) -> float:
         return self._patience.get(sink, _PATIENCE)
@@ -232,12 +241,18 @@ class Settle:
         ceiling = self.ceiling() if end else None
         if ceiling is None:
             return
+        if ceiling != self._ceiling:  # opened anew, and perhaps restored meanwhile
+            self._ceiling = ceiling
+            self._checked.clear()
         limit = max(ceiling, end)
         for row in rows:
-            if row["sink"] != SOURCE_ROW and row["position"] > limit:
+            if row["sink"] == SOURCE_ROW or row["sink"] in self._checked:
+                continue
+            if row["position"] > limit:
                 raise ConfigError(
                     f"sink `{row['sink']}` stands at {row['position']}, which is ahead of the "
                     f"source ({limit}): the source was restored, or made anew, and its events "
                     "would be taken for ones that the sink has; give the sink a new folder or "
                     "destination, and a new id, or reset it (dfc checkpoint reset)"
                 )
+        self._checked.update(row["sink"] for row in rows if row["error"] is None)

@@ -15,6 +15,7 @@ from .batch import Batch, Cutter, sizes
 from .deadletters import DeadLetters
 from .errors import ConfigError, DfcError, Fenced, ProcessorError, SinkError, reason
 from .events import SEGMENT, Events
+from .follow import follow, mapped
 from .lean import without_pandas
 from .ledger import Ledger
 from .outlet import Outlet, behind
@@ -54,16 +55,18 @@ class Standing:
     patience: float | None = None  # how long it may hold others up once there are enough of them
 
 
-def standing_text(sinks: dict[str, Standing], policy: CommitPolicy) -> str:
-    return json.dumps([{name: astuple(s) for name, s in sinks.items()}, astuple(policy)])
+def standing_text(sinks: dict[str, Standing], policy: CommitPolicy, follow_secs: float = 0) -> str:
+    known = {name: astuple(s) for name, s in sinks.items()}
+    return json.dumps([known, astuple(policy), follow_secs])
 
 
-def standing_of(text: str | None) -> tuple[dict[str, Standing], CommitPolicy | None]:
+def standing_of(text: str | None) -> tuple[dict[str, Standing], CommitPolicy | None, float]:
+    """How the sinks stand, the policy, and how long a task may go on with segments that come later."""
     if not text:
-        return {}, None
-    known, (mode, names, needed) = json.loads(text)
+        return {}, None, 0
+    known, (mode, names, needed), follow_secs = json.loads(text)
     sinks = {name: Standing(tuple(at), *rest) for name, (at, *rest) in known.items()}
-    return sinks, CommitPolicy(mode, tuple(names), needed)
+    return sinks, CommitPolicy(mode, tuple(names), needed), follow_secs
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,15 @@ class Delivery:
 
     def run(
         self,
-        batches: Iterator[pa.RecordBatch],
+        batches: Iterator[pa.RecordBatch | None],
         lane: int,
         standing: dict[str, Standing],
         policy: CommitPolicy | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Delivers one lane's share of an epoch, and gives the acks when it is through."""
+        """Delivers one lane's share of an epoch, and gives the acks when it is through.
+
+        None among the batches says that more may come, and that it is worth committing meanwhile.
+        """
         outlets = []
         for sink in self.sinks:
             known = standing.get(sink.id, Standing(("",) * self.lanes))
@@ -94,8 +100,9 @@ class Delivery:
             outlets.append(
                 Outlet(sink, where, known.positions[lane], known.away, self.dead, known.patience)
             )
+        taking_part = [outlet for outlet in outlets if outlet.error is None]
         counted = standing.get(SOURCE_ROW, Standing(("",) * self.lanes)).positions[lane]
-        read = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
+        read: dict[str, Any] = {"events": 0, "bytes": 0, "position": "", "ts_ms": None}
         # What ends the job is told by way of the ack: Spark would run the task again and again, to the
         # same end, and what was said before would be lost.
         ledger, failure = Ledger(counted), None
@@ -105,11 +112,22 @@ class Delivery:
             abreast.each(Outlet.open)
             cutter = Cutter(self.batch)
             for rows in batches:
+                if rows is None:
+                    abreast.drain()
+                    if (last := cutter.finish()) is not None:
+                        abreast.each(Outlet.commit, last)
+                        cutter = Cutter(self.batch)
+                    if any(outlet.error is not None for outlet in taking_part):
+                        break  # the driver has to know before it is tried again
+                    continue
                 if rows.num_rows == 0:
                     continue
+                lowest = min((o.position for o in outlets if o.error is None), default=None)
+                read["position"] = rows.column("position")[-1].as_py()
+                if lowest is not None and read["position"] <= min(lowest, counted):
+                    continue  # the epoch before has followed the reader as far as this
                 pieces = cutter.cut(rows)
                 _count(read, rows, counted)
-                lowest = min((o.position for o in outlets if o.error is None), default=None)
                 if lowest is None:
                     continue
                 try:
@@ -159,8 +177,9 @@ class Delivery:
             without_pandas()
             context = TaskContext.get()
             assert context is not None
-            standing, policy = standing_of(context.getLocalProperty(STANDING))
-            return self.run(unpacked(batches), context.partitionId(), standing, policy)
+            standing, policy, follow_secs = standing_of(context.getLocalProperty(STANDING))
+            lane = context.partitionId()
+            return self.run(unpacked(batches, follow_secs), lane, standing, policy)
 
         return deliver
 
@@ -182,13 +201,17 @@ def through(process: Process, events: Events) -> Events:
     return result
 
 
-def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unpacked(
+    batches: Iterator[pa.RecordBatch], follow_secs: float = 0
+) -> Iterator[pa.RecordBatch | None]:
     """Events as they are, or out of segments: rows that stand for many events each.
 
     A row of the only column `segment` is the path of an Arrow file (`file:...`) or an Arrow stream
     itself. Spark then carries a few bytes, and does not copy each event from columns to rows and
-    back to columns on its way to the sinks.
+    back to columns on its way to the sinks. Behind the last file come, for `follow_secs`, those that
+    the reader has made since.
     """
+    path = ""
     for batch in batches:
         if batch.schema.names != [SEGMENT]:
             yield batch
@@ -196,13 +219,12 @@ def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for value in batch.column(0):
             data = value.as_buffer()
             if data[:5].to_pybytes() == b"file:":
-                with pa.memory_map(data[5:].to_pybytes().decode()) as file:
-                    segment = pa.ipc.open_file(file)
-                    for index in range(segment.num_record_batches):
-                        yield segment.get_batch(index)
+                path = data[5:].to_pybytes().decode()
+                yield from mapped(path)
             else:
                 with pa.ipc.open_stream(data) as stream:
                     yield from stream
+    yield from follow(path, follow_secs)
 
 
 def _count(read: dict[str, Any], rows: pa.RecordBatch, counted: str) -> None:
@@ -211,7 +233,6 @@ def _count(read: dict[str, Any], rows: pa.RecordBatch, counted: str) -> None:
     new = behind(positions, counted)
     read["events"] += rows.num_rows - new
     read["bytes"] += int(sizes(rows)[new:].sum())
-    read["position"] = positions[rows.num_rows - 1].as_py()
     index = rows.schema.get_field_index("ts_ms")
     if index >= 0:
         read["ts_ms"] = rows.column(index)[rows.num_rows - 1].as_py()

@@ -26,6 +26,7 @@ from .errors import ConfigError, DfcError, MissingEnv, TakenOver, WrongUsage
 from .events import EVENT_COLUMNS, Events
 from .failure import failure_line
 from .features import check_all, check_needs
+from .follow import FOLLOW_SECS
 from .lease import Lease
 from .policy import CommitPolicy
 from .positions import Positions
@@ -226,8 +227,16 @@ class Job:
             self._stop,
             self._scratch.ceiling,
             patient=self.args.once,
+            follow_secs=self._follow_secs(),
         )
         return self._settle
+
+    def _follow_secs(self) -> float:
+        """How long a task may go on with segments that come later: it must see them, and alone."""
+        local = spark_session.on_one_machine(str(self._spark.sparkContext.master))
+        # What a sink prints comes with the acks, at the end of an epoch: people would wait for it.
+        prints = any(type(sink).output is not Sink.output for sink in self.sinks)
+        return FOLLOW_SECS if local and self.lanes == 1 and not (self.args.once or prints) else 0
 
     def run(self, writer: Any) -> None:
         """Runs epochs until the source is drained (--once), someone stops the job, or it fails."""

@@ -10,6 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from .follow import STOP
+
 CEILING = "ceiling"  # note of the reader: the source has nothing above this position
 
 
@@ -32,12 +34,12 @@ class Scratch:
     def ask_stop(self) -> None:
         """Tells the reader to offer nothing new."""
         with contextlib.suppress(OSError):
-            os.close(os.open(self.segments / "stop", os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(self.segments / STOP, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def begin_at(self, position: str) -> None:
         """Tells the reader of the next query where to begin, whatever its options say."""
         (self.segments / "start").write_text(position)
-        (self.segments / "stop").unlink(missing_ok=True)
+        (self.segments / STOP).unlink(missing_ok=True)
 
     def ceiling(self) -> str | None:
         """What the source had when the running query began to read it; None when it does not say."""

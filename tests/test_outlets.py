@@ -397,8 +397,8 @@ def test_sink_filters(filter: SinkFilter, kept: list[int]) -> None:
 def test_standing_travels_as_text() -> None:
     known = {"a": Standing(("01", "02"), None, 2.0), "b": Standing(("", ""), "why")}
     policy = CommitPolicy.quorum(1, "a", "b")
-    assert standing_of(standing_text(known, policy)) == (known, policy)
-    assert standing_of(None) == ({}, None)
+    assert standing_of(standing_text(known, policy, 2.0)) == (known, policy, 2.0)
+    assert standing_of(None) == ({}, None, 0)
 
 
 def test_segments_are_unpacked(tmp_path: Path) -> None:

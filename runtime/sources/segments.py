@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..events import SEGMENT
+from ..follow import STOP, mapped, segment_name
 from ..lean import without_pandas
 from . import lanes
 from .log import LogReader, SourceError
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from .pump import Pump
 
 MIB = 1 << 20
-AHEAD_BYTES, AHEAD_SEGMENTS = 256 * MIB, 64
+AHEAD_BYTES, AHEAD_SEGMENTS = 256 * MIB, 1024
 EPOCH_ROWS, EPOCH_BYTES = 1_000_000, 256 * MIB
 # Carried inside the task itself, whose size Spark limits (spark.rpc.message.maxSize, 128 MiB).
 INLINE_EPOCH_BYTES = 32 * MIB
@@ -61,6 +63,8 @@ class SegmentStore:
         self._segments: list[Segment] = []
         self._changed = threading.Condition()
         self._taken = ""  # end of the youngest epoch; what lies behind it is read ahead
+        # In the names of files, since another query may have left some in the same folder.
+        self._mark = secrets.token_hex(6)
         self._count = 0
         self._crowded = False  # a segment waits for room
         self._folder = settings.folder
@@ -158,7 +162,7 @@ class SegmentStore:
             for lane, share in enumerate(lanes.split(batch, count, settings.lane_key)):
                 if share is not None:
                     shares[lane].append(share.select(settings.schema.names))
-        pieces = tuple(self._piece(lane, share) for lane, share in enumerate(shares))
+        pieces = tuple(self._piece(lane, share, whole) for lane, share in enumerate(shares))
         self._count += 1
         size = sum(
             os.path.getsize(piece) if isinstance(piece, str) else len(piece or b"")
@@ -166,7 +170,7 @@ class SegmentStore:
         )
         return Segment(end, sum(b.num_rows for b in batches), size, pieces, whole)
 
-    def _piece(self, lane: int, batches: list[pa.RecordBatch]) -> Piece:
+    def _piece(self, lane: int, batches: list[pa.RecordBatch], whole: bool) -> Piece:
         if not batches:
             return None
         schema = self._settings.schema
@@ -180,10 +184,13 @@ class SegmentStore:
         if not self._folder:
             self._folder, self._own_folder = tempfile.mkdtemp(prefix="dfc-segments-"), True
         os.makedirs(self._folder, exist_ok=True)
-        path = os.path.abspath(os.path.join(self._folder, f"{self._count:08d}-{lane}.arrow"))
-        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        name = segment_name(self._mark, self._count, lane, whole)
+        path = os.path.abspath(os.path.join(self._folder, name))
+        # A task may be waiting for just this name, and must not find half of it.
+        with pa.OSFile(f"{path}.new", "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
+        os.rename(f"{path}.new", path)
         return path
 
 
@@ -270,10 +277,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 with pa.ipc.open_stream(piece) as stream:
                     yield from stream
             else:
-                with pa.memory_map(piece) as file:
-                    segment = pa.ipc.open_file(file)
-                    for i in range(segment.num_record_batches):
-                        yield segment.get_batch(i)
+                yield from mapped(piece)
 
     def commit(self, end: Offset) -> None:
         if self._pump is not None:
@@ -301,7 +305,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.settings.tick_secs > 0 and time.monotonic() >= self._tick_at
 
     def _stop_asked(self) -> bool:
-        return bool(self.settings.folder) and os.path.exists(self._note("stop"))
+        return bool(self.settings.folder) and os.path.exists(self._note(STOP))
 
     def _note(self, name: str) -> str:
         """A file by which the job speaks to the reader."""
