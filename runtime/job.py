@@ -35,6 +35,7 @@ from .record import Recording, record_sink
 from .roll_call import roll_call
 from .scratch import Scratch
 from .sinks import DryRunSink, Lane, Sink
+from .sources import BUILT, register
 from .storage import Backend, Storage
 from .storage.flags import add_flags, chosen
 from .watch import Watch
@@ -128,9 +129,6 @@ class Job:
             self._spark, self._own_spark = spark_session.start(
                 self.name, str(self._scratch.path), self.args.master, conf, self.args.verbose
             )
-            from .sources import register
-
-            register(self._spark)
         except Exception as error:
             self._fail(error)
         self._listen()  # once more: Spark has put its own handler for Ctrl-C
@@ -141,6 +139,8 @@ class Job:
         scratch = self._scratch
         assert scratch is not None, "session() comes first"
         try:
+            if (format := getattr(source, "format", "")) in BUILT:
+                register(self._spark, format)  # no other: to load them all takes half a second
             self._positions = self._load_positions(source.id)
             self._start = self._positions.start
             if self.args.record:

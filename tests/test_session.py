@@ -8,10 +8,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import pyspark
 import pytest
 from dfc_runtime import session
 from dfc_runtime.shipping import write_package
+
+SPARK_ZIP = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,34 @@ def test_a_cluster_keeps_its_own_addresses_and_folders() -> None:
         "spark.driver.bindAddress",
         "spark.local.dir",
     }
+
+
+@pytest.mark.parametrize("ours", [None, "/some place/it's here"])
+def test_a_python_that_spark_starts_has_the_modules_that_we_have(
+    ours: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ours is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", ours)
+    python = session._python(str(tmp_path))
+    look = "import os, pyspark, sys; print(os.environ.get('PYTHONPATH'), pyspark.__file__, sys.argv[1:])"
+    spark = {**os.environ, "PYTHONPATH": f"{SPARK_ZIP}:/somewhere"}
+    command = [python, "-c", look, "a b"]
+    found = subprocess.run(command, env=spark, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == f"{ours} {pyspark.__file__} ['a b']"
+
+
+@pytest.mark.spark
+def test_workers_read_pyspark_where_we_do(spark: Any) -> None:
+    """Out of Spark's own zip it takes each of them three quarters of a second longer."""
+
+    def where(_: int) -> str:
+        import pyspark
+
+        return str(pyspark.__file__)
+
+    assert spark.sparkContext.parallelize([0], 1).map(where).collect() == [pyspark.__file__]
 
 
 def test_the_package_works_out_of_its_zip(tmp_path: Path) -> None:

@@ -119,15 +119,17 @@ class PostgresSource(_Source):
     columns: str = ""
 
 
-def register(spark: Any) -> None:
-    """Makes the built formats known to a session: `spark.readStream.format("dfc_turso")`."""
-    from .mysql import MysqlDataSource
-    from .postgres import PostgresDataSource
-    from .turso import TursoDataSource
-
-    spark.dataSource.register(MysqlDataSource)
-    spark.dataSource.register(PostgresDataSource)
-    spark.dataSource.register(TursoDataSource)
+def register(spark: Any, *formats: str) -> None:
+    """Makes formats known to a session, all when none is named: `spark.readStream.format("dfc_turso")`."""
+    for name in formats or BUILT:
+        match name:
+            case "dfc_mysql":
+                from .mysql import MysqlDataSource as Source
+            case "dfc_postgres":
+                from .postgres import PostgresDataSource as Source
+            case "dfc_turso":
+                from .turso import TursoDataSource as Source
+        spark.dataSource.register(Source)
 
 
 def _text(value: object) -> str:
