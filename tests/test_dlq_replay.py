@@ -759,10 +759,10 @@ def test_notes_of_letters_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["redis", "file"], indirect=True)
 def test_kill_at_random_moments_until_the_queue_is_empty(place: Place, tmp_path: Path) -> None:
-    pipeline, letters = prepared(tmp_path, place, rows=100)
+    pipeline, letters = prepared(tmp_path, place, rows=160)
     manifest = json.dumps(pipeline.request()).encode()
     chance = random.Random(4)
-    kills, pause = 0, 0.1
+    kills, pause = 0, 0.03
     while len(before := pipeline.letters()) and kills < 60:
         process = dying(pipeline, "nowhere", 1 << 30)
         assert process.stdin is not None
@@ -778,7 +778,7 @@ def test_kill_at_random_moments_until_the_queue_is_empty(place: Place, tmp_path:
     assert pipeline.letters() == [] and kills >= 3
     assert left(pipeline)["dlq-notes"] == 0
     sink_of(pipeline).finish("shop")
-    evens = [event_id(n) for n in range(0, 100, 2)]
+    evens = [event_id(n) for n in range(0, 160, 2)]
     assert sorted(place.found()) == sorted(letters + evens)
 
 
