@@ -36,7 +36,8 @@ from tests.running import Run
 from tests.services import Kafka, processes
 from tests.services.processes import Guard
 
-UNIT, UNITS, EPOCHS, WARM_UP = 16_000, 5, 20, 4
+# A backlog comes in epochs of up to a million events or 256 MiB: these are such as a job has.
+UNIT, UNITS, EPOCHS, WARM_UP = 16_000, 20, 14, 2
 CHUNK = 2_000  # messages in a call of the bare loop
 TOPIC = "bench"
 COLUMNS = f"{floor.COLUMNS} primary_key"

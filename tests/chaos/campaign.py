@@ -300,8 +300,9 @@ class Campaign:
             "triggers", [verdict.in_nats(env["NATS_URL"], self.scene.stream)], ordered
         )
         judge.at_least_once("loose", verdict.in_topic(brokers, self._topics[1]), ordered)
-        screens = sorted(self.folder.glob("console-*.txt"))
-        judge.at_least_once("screen", [verdict.on_console(screens)], ordered)
+        if self.scene.screen:
+            screens = sorted(self.folder.glob("console-*.txt"))
+            judge.at_least_once("screen", [verdict.on_console(screens)], ordered)
         report.held, report.problems = judge.held, judge.problems
 
 

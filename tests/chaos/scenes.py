@@ -34,12 +34,14 @@ spec:
       config: {{id: triggers, url: "${{NATS_URL}}", subject: {name}.events, stream: {stream}}}
     - type: kafka
       config: {{id: loose, brokers: "${{KAFKA_BROKERS}}", topic: {name}-loose}}
-    - type: console
-      config: {{id: screen}}
-  batch: {{max_events: 50, max_ms: 5}}
+{screen}  batch: {{max_events: 50, max_ms: 5}}
   sharding: {{count: {lanes}}}
   journal: {{enabled: true, dlq: {{max_entries: 1000000}}}}
 {storage}"""
+_SCREEN = """\
+    - type: console
+      config: {id: screen}
+"""
 _POSTGRES = '  storage: {backend: postgres, dsn: "${POSTGRES_DSN}"}\n'
 
 # What may be killed, and how often compared with the others. These end a run, so that Spark has to
@@ -55,6 +57,7 @@ class Scene:
     lanes: int
     postgres: bool
     mending: dict[str, int]
+    screen: bool = True  # without a sink that prints, tasks with one lane follow the reader
 
     @property
     def stream(self) -> str:
@@ -66,6 +69,7 @@ class Scene:
             name=self.name,
             stream=self.stream,
             lanes=self.lanes,
+            screen=_SCREEN if self.screen else "",
             storage=_POSTGRES if self.postgres else "",
         )
 
@@ -74,7 +78,13 @@ SCENES = {
     scene.name: scene
     for scene in (
         Scene(
-            "local", "one lane, storage in SQLite", "local[2]", 1, False, {"worker": 3, "source": 1}
+            "local",
+            "one lane, storage in SQLite",
+            "local[2]",
+            1,
+            False,
+            {"worker": 3, "source": 1},
+            screen=False,
         ),
         Scene(
             "lanes",
