@@ -146,8 +146,9 @@ class Settle:
 
     def _follow_secs(self) -> float:
         """Not while something fails, and not before the sinks are known to belong to the source."""
-        at_ease = self._checked >= set(self.sinks) - self.away.keys() and not self.blocked
-        return self.follow_secs if at_ease and not self.stop.is_set() else 0
+        checked = self._ceiling is not None and self.ceiling() == self._ceiling
+        at_ease = checked and self._checked >= set(self.sinks) - self.away.keys()
+        return self.follow_secs if at_ease and not (self.blocked or self.stop.is_set()) else 0
 
     def _patience_for(self, sink: str) -> float:
         return self._patience.get(sink, _PATIENCE)

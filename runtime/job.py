@@ -141,6 +141,9 @@ class Job:
         try:
             if (format := getattr(source, "format", "")) in BUILT:
                 register(self._spark, format)  # no other: to load them all takes half a second
+        except Exception as error:
+            self._fail(error)
+        try:
             self._positions = self._load_positions(source.id)
             self._start = self._positions.start
             if self.args.record:

@@ -39,6 +39,8 @@ class Scratch:
     def begin_at(self, position: str) -> None:
         """Tells the reader of the next query where to begin, whatever its options say."""
         (self.segments / "start").write_text(position)
+        for left in self.segments.glob("*.arrow*"):  # of the query before; nobody asks for them
+            left.unlink(missing_ok=True)
         (self.segments / STOP).unlink(missing_ok=True)
 
     def ceiling(self) -> str | None:

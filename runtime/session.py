@@ -114,8 +114,9 @@ def start(
     if master or not submitted:
         chosen.setMaster(_with_attempts(master or "local[*]"))
     master = chosen.get("spark.master") or ""
+    usual = {name: os.environ[name] for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
     if master.startswith("local") and not submitted:
-        os.environ["PYSPARK_DRIVER_PYTHON"] = python = _python(scratch)
+        os.environ["PYSPARK_DRIVER_PYTHON"] = python = _python(scratch, conf)
         os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python") or python
     chosen.setAppName(f"dfc-{name}")
     for key, value in {**settings(scratch, master), **conf}.items():
@@ -137,6 +138,9 @@ def start(
         options = chosen.get("spark.driver.extraJavaOptions") or ""
         chosen.set("spark.driver.extraJavaOptions", f"{ours} {options}".strip())
     context = SparkContext(conf=chosen, gateway=None if submitted else _gateway(chosen, verbose))
+    os.environ.update(
+        usual
+    )  # the scratch folder goes with this job, and others may come in this process
     if not on_one_machine(master):
         context.addPyFile(write_package(scratch))
     accumulators = getattr(context, "_accumulatorServer", None)
@@ -145,15 +149,16 @@ def start(
     return SparkSession(context), True
 
 
-def _python(scratch: str) -> str:
+def _python(scratch: str, conf: dict[str, str]) -> str:
     """This Python, as Spark is to start it on this machine: with the modules that we have ourselves.
 
     Spark puts its own copy of pyspark before them, a zip that each process compiles anew, which takes it
     three quarters of a second; a job starts six.
     """
     path = os.path.join(scratch, "python")
-    ours = os.environ.get("PYTHONPATH")
-    modules = "unset PYTHONPATH" if ours is None else f"export PYTHONPATH={shlex.quote(ours)}"
+    ours = (conf.get("spark.executorEnv.PYTHONPATH"), os.environ.get("PYTHONPATH"))
+    places = os.pathsep.join(filter(None, ours))
+    modules = f"export PYTHONPATH={shlex.quote(places)}" if places else "unset PYTHONPATH"
     with open(path, "w") as script:
         script.write(f'#!/bin/sh\n{modules}\nexec {shlex.quote(sys.executable)} "$@"\n')
     os.chmod(path, 0o700)

@@ -67,7 +67,7 @@ def test_a_python_that_spark_starts_has_the_modules_that_we_have(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", ours)
-    python = session._python(str(tmp_path))
+    python = session._python(str(tmp_path), {})
     look = "import os, pyspark, sys; print(os.environ.get('PYTHONPATH'), pyspark.__file__, sys.argv[1:])"
     spark = {**os.environ, "PYTHONPATH": f"{SPARK_ZIP}:/somewhere"}
     command = [python, "-c", look, "a b"]
@@ -85,6 +85,7 @@ def test_workers_read_pyspark_where_we_do(spark: Any) -> None:
         return str(pyspark.__file__)
 
     assert spark.sparkContext.parallelize([0], 1).map(where).collect() == [pyspark.__file__]
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable, "for whoever starts a Spark after us"
 
 
 def test_the_package_works_out_of_its_zip(tmp_path: Path) -> None:

@@ -295,6 +295,20 @@ def test_a_copy_goes_on_after_crashes(seed: int, tmp_path: Path) -> None:
         assert set(sink.copied.values()) == {1}
 
 
+def test_what_was_copied_before_a_crash_is_not_ahead_of_the_source(tmp_path: Path) -> None:
+    """Storage may know of less than a sink holds, in a database where nothing else happens."""
+    database, storage = Database(1), SqliteStorage(tmp_path / "state.db")
+    log, sink = made(database, Tables(database), storage), Sink()
+    log.open("")
+    while not log.copied():
+        sink.take(log.read(0.01))
+    log.close()
+    log = made(database, Tables(database), storage)
+    log.open("")
+    assert sink.position > database.head and log.ceiling() >= sink.position
+    log.close()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_sink_that_stands_inside_a_chunk_misses_no_row(tmp_path: Path, ahead: bool) -> None:
     """Rows before its place may be deleted meanwhile: the others are numbered anew then. `ahead` is a

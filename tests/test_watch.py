@@ -128,6 +128,13 @@ def test_going_back_starts_another_query(run: Run) -> None:
     assert (run.scratch.segments / "start").read_text() == ""
 
 
+def test_segments_of_the_query_before_are_not_kept(run: Run) -> None:
+    for name in ("ab-00000000-0.arrow", "ab-00000001-0.open.arrow", "ab-00000002-0.arrow.new"):
+        (run.scratch.segments / name).touch()
+    run.scratch.begin_at("07")
+    assert [path.name for path in run.scratch.segments.iterdir()] == ["start"]
+
+
 def test_a_stop_does_not_wait_long_for_an_attempt_that_failed_before(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,7 @@ class SnapshotLog:
         self._planners: ThreadPoolExecutor | None = None
         self._tables: Tables | None = None
         self._copied = Copied(0, 1, [])
+        self._furthest = ""  # end of the furthest chunk that had a place when the log was opened
         self._memory: Copied | None = None  # what storage would hold, for a run that keeps nothing
         self._at_once = 1
         self._clear("")
@@ -312,6 +313,7 @@ class SnapshotLog:
             return self._handed  # the pipeline has run without a copy
         self._due, self._copied, self._memory = False, known, known
         placed = sorted((c for c in known.chunks.values() if c.position), key=lambda c: c.place)
+        self._furthest = placed[-1].end if placed else ""
         again = [chunk for chunk in placed if chunk.end > start]
         if again:
             # They may stand before the place where the log begins, for a sink that has nothing yet.
@@ -364,7 +366,8 @@ class SnapshotLog:
         return self._log.head()
 
     def ceiling(self) -> str:
-        return max(self._log.ceiling(), self._handed)
+        # A sink may have more of the copy than storage knew when the job was killed.
+        return max(self._log.ceiling(), self._handed, self._furthest)
 
     def durable(self, position: str) -> None:
         self._log.durable(in_stream(position))
