@@ -17,7 +17,7 @@ from .running import ROOT, Run
 from .services import Kafka, Nats, Redis
 from .services.fixtures import of_its_own
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.minutes]
 
 SHOP = """
 PRAGMA journal_mode = WAL;

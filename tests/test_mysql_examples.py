@@ -21,7 +21,7 @@ from .running import ROOT, Run
 from .services import Kafka, MariaDB, Nats, Redis
 from .services.fixtures import of_its_own
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.minutes]
 
 PROBE = 1_000_000  # ids from here on only show that the job has begun to read
 

@@ -12,7 +12,7 @@ from .running import Run
 from .services import Postgres
 from .snapshots import state, written
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.minutes]
 
 SPEC = """\
 metadata: {{name: copy, tenant: acme}}

@@ -99,6 +99,7 @@ def rebuilt(found: list[dict[str, Any]]) -> dict[int, Any]:
     return rows
 
 
+@pytest.mark.minutes
 def test_killed_and_started_again_every_change_is_there_once(db: Shop, tmp_path: Path) -> None:
     (tmp_path / "kill.yaml").write_text(SPEC.format(name=db.name))
     env = {"POSTGRES_DSN": db.dsn}
