@@ -167,6 +167,7 @@ class Server(ABC):
             return
         if missing := self.missing():
             raise ServiceError(f"{self.name}: not installed: {', '.join(missing)}")
+        self._await_own_ports()
         wanted = [*ports, *filter(None, [self._ports().get("port")])]
         for attempt in range(3):
             others = {key: port for key, port in self._ports().items() if processes.is_free(port)}
@@ -186,6 +187,14 @@ class Server(ABC):
                 wanted, self._state = [], {}
             else:
                 return
+
+    def _await_own_ports(self) -> None:
+        """A killed process of many threads is gone before the last of them lets its sockets go."""
+        deadline = time.monotonic() + 5
+        while not all(map(processes.is_free, self._ports().values())):
+            if time.monotonic() > deadline:
+                return  # somebody else's by now
+            time.sleep(0.05)
 
     def stop(self) -> None:
         if (pid := self.pid) is not None:
