@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,18 @@ def put(sink: KafkaSink, first: int, last: int, to: Any, **parts: Any) -> None:
     sink.commit(at(last))
 
 
+def is_open(server: Kafka, topic: str, partitions: Iterable[int]) -> bool:
+    """Whether a transaction is, in one of them."""
+    admin = AdminClient({"bootstrap.servers": server.address})
+    places = {TopicPartition(topic, n): OffsetSpec.latest() for n in partitions}
+
+    def ends(level: IsolationLevel) -> list[int]:
+        asked = admin.list_offsets(places, isolation_level=level)
+        return [asked[place].result(20).offset for place in places]
+
+    return ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED)
+
+
 def read(server: Kafka, topic: str, isolation: str = "read_committed") -> list[Any]:
     """All there is in a topic, in the order of each partition."""
     consumer = Consumer(
@@ -107,6 +119,11 @@ def read(server: Kafka, topic: str, isolation: str = "read_committed") -> list[A
         }
     )
     partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+    if isolation == "read_committed":
+        # The brokers' word on a transaction comes before the marks that end it for readers.
+        deadline = time.monotonic() + 3
+        while is_open(server, topic, partitions) and time.monotonic() < deadline:
+            time.sleep(0.05)
     consumer.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in partitions])
     left, found, deadline = set(partitions), [], time.monotonic() + 30
     while left:
@@ -718,15 +735,8 @@ def until_ended(server: Kafka, *topics: str) -> None:
     A single broker that dies between its word and the marks that end a transaction may forget the marks
     (seen with Kafka 4.3): it then stays open until somebody ends it by hand.
     """
-    admin = AdminClient({"bootstrap.servers": server.address})
-    places = {TopicPartition(topic, 0): OffsetSpec.latest() for topic in topics}
     deadline = time.monotonic() + 60
-
-    def ends(level: IsolationLevel) -> list[int]:
-        asked = admin.list_offsets(places, isolation_level=level)
-        return [asked[place].result(20).offset for place in places]
-
-    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+    while any(is_open(server, topic, [0]) for topic in topics):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
