@@ -283,7 +283,7 @@ def test_an_idle_look_takes_its_time(read: Any) -> None:
     began = time.monotonic()
     for _ in range(3):
         assert reader.latestOffset(offset, None) == offset
-    assert time.monotonic() - began > 0.25
+    assert 0.25 < time.monotonic() - began < 30
 
 
 def test_trickling_rows_are_held_back_to_fill_a_batch(read: Any) -> None:
